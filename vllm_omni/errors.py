@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one error hierarchy (DESIGN.md section 9; rows A-44, A-45, B-01).
+
+`OmniError` is anything this project raises on purpose. Whether the client or the server is at fault
+is decided where the error is raised and kept over every hop: the pair (status, type) travels in
+messages and is turned back into the same class on the other side. `http_status` is the one place
+that maps an error to a status code.
+"""
+
+from http import HTTPStatus
+
+
+class OmniError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class OmniConfigError(OmniError, ValueError):
+    """A pipeline, deploy file, flag or override is wrong. The message names the place and the fix."""
+
+
+class OmniClientError(OmniError, ValueError):
+    """The request is at fault; the client gets the message, the status and the type unchanged.
+
+    Args:
+        message: What is wrong and what would be right; names the field.
+        status_code: HTTP status, 400 to 499.
+        error_type: The `type` of OpenAI's error object.
+        param: The request field at fault, in dotted notation (`messages.0.content`).
+        code: OpenAI's machine-readable `code`, if the field has one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status_code: int = HTTPStatus.BAD_REQUEST,
+        error_type: str = "BadRequestError",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status_code = int(status_code)
+        self.error_type = error_type
+        self.param = param
+        self.code = code
+
+
+class GuardrailViolationError(OmniClientError):
+    """The model's guardrail refused the input."""
+
+
+class StageUnavailableError(OmniError, RuntimeError):
+    """No live replica can take the request (routing or capacity); not a death of the engine."""
+
+
+class OmniGenerateError(OmniError, RuntimeError):
+    """A request failed inside a stage through no fault of the client."""
+
+
+def is_client_error_status(status_code: int | None) -> bool:
+    """Whether a status blames the client: 400 <= status < 500. None is not."""
+    return status_code is not None and 400 <= status_code < 500
+
+
+def client_error_metadata(error: BaseException) -> tuple[int | None, str | None]:
+    """The (status, type) that a message carries for this error; (None, None) for a server error."""
+    if isinstance(error, OmniClientError):
+        return error.status_code, error.error_type
+    return None, None
+
+
+def client_error_from_metadata(
+    message: str, status_code: int | None, error_type: str | None
+) -> OmniClientError | None:
+    """The client error that a message described, or None if it described a server error."""
+    if not is_client_error_status(status_code):
+        return None
+    assert status_code is not None
+    return OmniClientError(message, status_code, error_type or "BadRequestError")
+
+
+def raise_client_error_or(
+    fallback: Exception, message: str, status_code: int | None, error_type: str | None
+) -> None:
+    """Raise the described client error, else `fallback`. Never returns."""
+    raise client_error_from_metadata(message, status_code, error_type) or fallback
+
+
+def http_status(error: BaseException) -> int:
+    """HTTP status of any error that reaches a route."""
+    if isinstance(error, OmniClientError):
+        return error.status_code
+    if isinstance(error, StageUnavailableError):
+        return int(HTTPStatus.SERVICE_UNAVAILABLE)
+    return int(HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a stage replica, whatever engine runs it.
+
+The orchestrator knows replicas only through this class. A replica lives in the orchestrator's
+event loop and drives one or more processes of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_omni.inputs import StageInput
+from vllm_omni.outputs import StageOutput
+
+
+class StageReplica(ABC):
+    """One running copy of a stage.
+
+    Every coroutine runs on the orchestrator's loop and never blocks it. A replica whose process
+    died raises vLLM's `EngineDeadError` from `submit`, `update`, `outputs` and `check_health`.
+    """
+
+    @abstractmethod
+    async def submit(
+        self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any
+    ) -> None:
+        """Start a request.
+
+        Args:
+            request_id: The pipeline's request id; unique among the live requests of the pipeline.
+            prompt: A vLLM prompt for an entry stage, else a `RowPrompt` or `ProgramInput`.
+            params: The stage's sampling parameters.
+            emit: Downstream stages of this request need this stage's rows.
+            kwargs: What vLLM's `AsyncLLM.add_request` takes beside (LoRA, priority, ...).
+
+        Raises:
+            OmniClientError: The request is invalid.
+        """
+
+    @abstractmethod
+    async def update(self, updates: Sequence[tuple[str, StageInput]]) -> None:
+        """Append input to running requests: one message, however many requests.
+
+        Updates of requests that have ended are dropped.
+        """
+
+    @abstractmethod
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests and free what they hold. Unknown ids are ignored."""
+
+    @abstractmethod
+    async def outputs(self) -> list[StageOutput]:
+        """Wait for the next engine step that produced something and return all of it."""
+
+    @abstractmethod
+    async def check_health(self) -> None:
+        """Raise `EngineDeadError` if the replica's process is gone."""
+
+    @property
+    @abstractmethod
+    def load(self) -> int:
+        """Requests submitted and not yet ended, for least-loaded routing."""
+
+    @abstractmethod
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the processes. Idempotent; called from any thread."""
