@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vLLM model class of ours promises to the AR engine beyond vLLM's own interfaces.
+
+A row-driven model (a talker) is fed by two things that are summed at each position: the *row part*,
+made from rows of an upstream stage, and the *frame part*, made from the codec frame that the model
+itself produced at the previous step. The engine keeps both per request, batches the calls, and knows
+nothing about the model; the model keeps no per-request state and knows nothing about requests.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class OmniCapabilities:
+    """What a model class can do; declared, never discovered.
+
+    Attributes:
+        row_driven: It implements `RowDriven`.
+        emits: Row tensors that it can emit.
+    """
+
+    row_driven: bool = False
+    emits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSampling:
+    """Sampling of the frame's further codes for a batch of b requests.
+
+    Attributes:
+        temperature: float32 [b]; 0 means greedy.
+        top_k: int64 [b]; 0 means all.
+        top_p: float32 [b].
+        generators: One per request that has a seed, by index in the batch.
+        all_greedy: Every temperature is 0 (known on the host, so no sync is needed).
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    generators: Mapping[int, torch.Generator]
+    all_greedy: bool
+
+
+class Frames(NamedTuple):
+    """One codec frame for each of b requests.
+
+    Attributes:
+        codes: int64 [b, groups]; column 0 is the sampled token.
+        inputs: [b, input_width]; the frame part of each request's next position.
+    """
+
+    codes: torch.Tensor
+    inputs: torch.Tensor
+
+
+@runtime_checkable
+class RowDriven(Protocol):
+    """A vLLM model class whose inputs are rows of an upstream stage plus its own frames."""
+
+    omni_capabilities: ClassVar[OmniCapabilities]
+    input_width: int
+    """Width of the row part and the frame part (not always the hidden size)."""
+
+    @abstractmethod
+    def row_inputs(
+        self, rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, token_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The row part of n positions.
+
+        Args:
+            rows: Upstream row tensors, each [n, ...]; zeros where a position takes no row.
+            kinds: uint8 [n], as the pipeline's edge chose them.
+            token_ids: int64 [n]; the stage's own prompt ids; -1 for decode positions.
+
+        Returns:
+            [n, input_width] in the model's dtype.
+        """
+
+    @abstractmethod
+    def pad_input(self) -> torch.Tensor:
+        """The row part [input_width] of every position after the upstream has ended."""
+
+    @abstractmethod
+    def frames(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
+    ) -> Frames:
+        """Complete the frame that starts with each sampled token.
+
+        Args:
+            hidden: [b, hidden_size]; the final hidden state the token was sampled from.
+            token_ids: int64 [b]; the sampled tokens (group 0), special ids included.
+            sampling: How to draw the further groups.
+        """
+
+    @abstractmethod
+    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Turn summed inputs [n, input_width] into `inputs_embeds` [n, hidden_size]."""
