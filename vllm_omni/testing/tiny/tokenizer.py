@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small byte-level BPE tokenizer with the Qwen pre-tokenizer, trained on the text below."""
 
+import json
+
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AddedToken, Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
@@ -20,12 +22,42 @@ Bonjour, ça va? Très bien, merci, à bientôt. Guten Tag, schöne Grüße. ¿Q
 你好，世界。请用普通话回答。今天天气很好。こんにちは。안녕하세요. Привет, мир.
 """
 
-ALPHABET_SIZE = 256
 ROLES = ("system", "user", "assistant")
+TEXT_TOKENS = 400
+END_OF_TEXT = "<|endoftext|>"
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
 
 
-def text_tokens(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Train on ``TEXT``; returns the vocabulary (bytes and merges, ids from 0) and its merges."""
+def make_tokenizer(
+    special_tokens: tuple[str, ...], named: dict[str, str], chat_template: str
+) -> Qwen2Tokenizer:
+    """A tokenizer of ``TEXT_TOKENS`` text tokens followed by ``special_tokens``, in that order.
+
+    Any text in Unicode normal form C round-trips. The role names are single tokens, as in the real
+    vocabulary. ``named`` are the attributes a processor reads, e.g. ``{"image_token": "<|IMAGE|>"}``.
+    """
+    vocab, merges = _train()
+    vocab |= {token: len(vocab) + index for index, token in enumerate(special_tokens)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocab,
+        merges=merges,
+        eos_token=IM_END,
+        pad_token=END_OF_TEXT,
+        unk_token=None,
+        add_bos_token=False,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=False,
+        model_max_length=32768,
+        extra_special_tokens=named,
+        chat_template=chat_template,
+    )
+    tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in special_tokens])
+    return tokenizer
+
+
+def _train() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Train on ``TEXT``; the vocabulary (256 bytes, then merges, ids from 0) and the merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -36,15 +68,12 @@ def text_tokens(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=TEXT_TOKENS,
         min_frequency=1,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     roles = "\n".join(ROLES) + "\n"
     tokenizer.train_from_iterator([TEXT] + [roles] * 50, trainer)
-    model = tokenizer.to_str()
-    import json
-
-    bpe = json.loads(model)["model"]
+    bpe = json.loads(tokenizer.to_str())["model"]
     return bpe["vocab"], [tuple(merge) for merge in bpe["merges"]]
