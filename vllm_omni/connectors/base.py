@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of a connector: how tensors get from one stage to the next (DESIGN.md section 8)."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,6 +21,29 @@ class PutResult(NamedTuple):
     handle: TensorHandle | None
 
 
+def make_key(request_id: str, suffix: str) -> str:
+    """The key of one payload of a request: ``<request id>/<suffix>``.
+
+    A request id may be any string, so only the last ``/`` separates: a suffix holds none. A stage
+    numbers its payloads in the suffix (``hidden.3``), which makes the key unique.
+    """
+    if "/" in suffix or not suffix:
+        raise ValueError(f"a key's suffix is not empty and holds no '/': {suffix!r}")
+    return f"{request_id}/{suffix}"
+
+
+def request_of(key: str) -> str:
+    """The request id that a key of `make_key` starts with.
+
+    Raises:
+        ValueError: The key was not made by `make_key`, so `cleanup` could never find its payload.
+    """
+    request_id, separator, suffix = key.rpartition("/")
+    if not separator or not suffix:
+        raise ValueError(f"not a key of make_key(request_id, suffix): {key!r}")
+    return request_id
+
+
 class OmniConnector(ABC):
     """Moves named tensors between two stages, addressed by handle.
 
@@ -30,9 +54,9 @@ class OmniConnector(ABC):
 
     @abstractmethod
     def put(self, from_stage: str, to_stage: str, key: str, tensors: Payload) -> PutResult:
-        """Store `tensors` (CPU, any dtype torch has) under `key`, which starts with the request id.
+        """Store `tensors` (CPU, any dtype torch has) under `key`, which is from `make_key`.
 
-        `ok` is False when the medium is full; nothing is left behind then.
+        A key is stored once: a second put before the read is a ValueError. `ok` is False when the medium is full; nothing is left behind then.
         """
 
     @abstractmethod
@@ -44,6 +68,12 @@ class OmniConnector(ABC):
         Raises:
             KeyError: The payload is gone (already read, or its request was released).
         """
+
+    def discard(self, handle: TensorHandle) -> None:
+        """Free a payload that nobody will read; gone already is fine."""
+        if handle.inline is None:
+            with contextlib.suppress(KeyError):
+                self.get("", "", handle.key, handle)
 
     @abstractmethod
     def cleanup(self, request_id: str) -> int:

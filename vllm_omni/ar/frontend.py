@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's `AsyncLLM` as the front end of one AR stage replica.
+
+Two things differ from stock: emitted rows are taken off the engine's outputs, and all outputs of an
+engine step are handed over together instead of through one queue and task per request.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.parallel_sampling import ParentRequest
+
+from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
+from vllm_omni.handles import RowSpan
+
+
+class StepCollector(RequestOutputCollector):
+    """One request's place in its replica's step: `put` reports to the replica, nothing waits here."""
+
+    def __init__(
+        self,
+        output_kind: RequestOutputKind,
+        request_id: str,
+        sink: Callable[[str, RequestOutput | Exception], None],
+        pipeline_id: str,
+    ) -> None:
+        super().__init__(output_kind, request_id)
+        self._sink = sink
+        self._pipeline_id = pipeline_id
+
+    def put(self, output: Any) -> None:
+        self._sink(self._pipeline_id, output)
+
+
+class OmniOutputProcessor(OutputProcessor):
+    """vLLM's output processor, with emitted rows taken off before it looks."""
+
+    def __init__(self, *args: Any, discard: Callable[[RowSpan], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._discard = discard
+        self._spans: dict[str, list[RowSpan]] = {}
+
+    def take_spans(self, internal_id: str) -> tuple[RowSpan, ...]:
+        """Rows of a request that arrived since the last call."""
+        return tuple(self._spans.pop(internal_id, ()))
+
+    def process_outputs(
+        self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+    ) -> Any:
+        for output in engine_core_outputs:
+            output.kv_transfer_params, spans = split_spans(output.kv_transfer_params)
+            if not spans:
+                continue
+            if output.request_id in self.request_states:
+                self._spans.setdefault(output.request_id, []).extend(spans)
+            else:
+                for span in spans:
+                    self._discard(span)
+        return super().process_outputs(engine_core_outputs, *args, **kwargs)
+
+
+class StageLLM(AsyncLLM):
+    """Front end of one AR stage replica. Construct it outside of a running event loop.
+
+    Args:
+        discard: Frees rows of requests that are gone.
+    """
+
+    def __init__(self, *args: Any, discard: Callable[[RowSpan], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert self.output_handler is None, "construct StageLLM before the event loop runs"
+        stock = self.output_processor
+        self.output_processor: OmniOutputProcessor = OmniOutputProcessor(
+            stock.tokenizer,
+            log_stats=self.log_stats,
+            stream_interval=self.vllm_config.scheduler_config.stream_interval,
+            tracing_enabled=self.observability_config.otlp_traces_endpoint is not None,
+            discard=discard,
+        )
+
+    async def submit(
+        self,
+        pipeline_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        sink: Callable[[str, RequestOutput | Exception], None],
+        **kwargs: Any,
+    ) -> list[str]:
+        """Start a request whose outputs go to `sink`; returns vLLM's internal ids (n of them).
+
+        Raises what vLLM raises for an invalid request (`ValueError` and its subclasses).
+        """
+        process = (
+            self.input_processor.process_inputs
+            if isinstance(prompt, dict) and "type" in prompt
+            else self.input_processor.process_inputs_async
+        )
+        prompt_text = kwargs.pop("prompt_text", None)
+        reasoning_ended = kwargs.pop("reasoning_ended", None)
+        reasoning_parser_kwargs = kwargs.pop("reasoning_parser_kwargs", None)
+        request = process(
+            pipeline_id,
+            prompt,
+            params,
+            supported_tasks=await self.get_supported_tasks(),
+            **kwargs,
+        )
+        if not isinstance(request, EngineCoreRequest):
+            request = await request
+        if reasoning_ended is not None:
+            request.reasoning_ended = reasoning_ended
+        if reasoning_parser_kwargs is not None:
+            request.reasoning_parser_kwargs = reasoning_parser_kwargs
+        self.input_processor.assign_request_id(request)
+        self._run_output_handler()
+        assert isinstance(request.sampling_params, SamplingParams)
+        collector = StepCollector(
+            request.sampling_params.output_kind, request.request_id, sink, pipeline_id
+        )
+        if request.sampling_params.n == 1:
+            await self._add_request(request, prompt_text, None, 0, collector)
+            return [request.request_id]
+        return await self._submit_several(request, prompt_text, collector)
+
+    async def _submit_several(
+        self, request: EngineCoreRequest, prompt_text: str | None, collector: StepCollector
+    ) -> list[str]:
+        """n > 1: one engine request per completion, as stock `add_request` fans out."""
+        assert isinstance(request.sampling_params, SamplingParams)
+        parent = ParentRequest(request)
+        children = []
+        for index in range(request.sampling_params.n):
+            child = copy(request)
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+            children.append(child)
+        for index, child in enumerate(children):
+            await self._add_request(child, prompt_text, parent, index, collector)
+        return [child.request_id for child in children]
+
+    async def push_rows(self, updates: Sequence[RowUpdate]) -> None:
+        """Append input positions to running requests, in one message."""
+        await self.engine_core.add_request_async(
+            EngineCoreRequest(
+                request_id=CONTROL_REQUEST_ID,
+                prompt_token_ids=[0],
+                mm_features=None,
+                sampling_params=updates_params(list(updates)),
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One replica of an AR stage, as the orchestrator sees it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni.ar.frontend import StageLLM
+from vllm_omni.ar.wire import FrameSampling, RowUpdate, StageRequest, attach_request
+from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.inputs import RowInput, RowPrompt, StageInput
+from vllm_omni.outputs import StageOutput, TokenOutput
+from vllm_omni.replica import StageReplica
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended: vLLM's ids for it, and whether its prompt has been reported."""
+
+    internal_ids: list[str]
+    prompt_reported: bool = False
+
+
+class ArReplica(StageReplica):
+    """vLLM's front end and engine core of one replica, behind the replica contract.
+
+    Args:
+        llm: The front end; its engine core runs.
+        connector: For freeing rows of requests that ended before their rows were sent on.
+        frame_sampling: The stage's default for drawing inside of a frame.
+    """
+
+    def __init__(
+        self, llm: StageLLM, connector: OmniConnector, frame_sampling: FrameSampling | None = None
+    ) -> None:
+        self.llm = llm
+        self._connector = connector
+        self._frame_sampling = frame_sampling or FrameSampling()
+        self._live: dict[str, _Live] = {}
+        self._step: list[StageOutput] = []
+        self._failure: Exception | None = None
+        self._ready = asyncio.Event()
+
+    async def submit(
+        self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any
+    ) -> None:
+        if isinstance(prompt, RowPrompt):
+            params = self._row_params(request_id, prompt, params, emit)
+            # Two requests may share a prompt and yet have different rows later on, so the
+            # prefix cache must never take one's blocks for the other's.
+            prompt = {"prompt_token_ids": list(prompt.token_ids), "cache_salt": request_id}
+        elif emit:
+            params = params.clone()
+            # Cached tokens are not computed, so they would have no rows.
+            params.skip_reading_prefix_cache = True
+            params.output_kind = RequestOutputKind.DELTA
+            attach_request(params, StageRequest(request_id, emit=True))
+        live = self._live[request_id] = _Live([])
+        try:
+            live.internal_ids = await self.llm.submit(
+                request_id, prompt, params, self._collect, **kwargs
+            )
+        except BaseException:
+            self._live.pop(request_id, None)
+            raise
+        if request_id not in self._live:
+            # Aborted while its prompt was being processed.
+            await self.llm.abort(live.internal_ids, internal=True)
+
+    def _row_params(
+        self, request_id: str, prompt: RowPrompt, params: SamplingParams, emit: bool
+    ) -> SamplingParams:
+        params = params.clone()
+        params.output_kind = RequestOutputKind.DELTA
+        params.detokenize = False
+        frames = self._frame_sampling
+        if params.temperature == 0:
+            frames = FrameSampling(seed=params.seed)
+        elif params.seed is not None:
+            frames = FrameSampling(frames.temperature, frames.top_k, frames.top_p, params.seed)
+        attach_request(params, StageRequest(request_id, emit, prompt.rows, frames))
+        return params
+
+    async def update(self, updates: Sequence[tuple[str, StageInput]]) -> None:
+        batch = []
+        for request_id, rows in updates:
+            assert isinstance(rows, RowInput)
+            live = self._live.get(request_id)
+            if live is None:
+                for span in rows.spans:
+                    self._connector.discard(span.handle)
+            else:
+                batch.append(RowUpdate(live.internal_ids[0], rows))
+        if batch:
+            await self.llm.push_rows(batch)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        ids = []
+        for request_id in request_ids:
+            live = self._live.pop(request_id, None)
+            if live is not None:
+                ids += live.internal_ids
+        if ids:
+            await self.llm.abort(ids, internal=True)
+
+    async def outputs(self) -> list[StageOutput]:
+        while not self._step and self._failure is None:
+            self._ready.clear()
+            await self._ready.wait()
+        if self._failure is not None:
+            raise EngineDeadError() from self._failure
+        step, self._step = self._step, []
+        return step
+
+    async def check_health(self) -> None:
+        await self.llm.check_health()
+
+    @property
+    def load(self) -> int:
+        return len(self._live)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.llm.shutdown(timeout)
+
+    def _collect(self, request_id: str, output: RequestOutput | Exception) -> None:
+        """Called by the front end for each request of a step, in the loop's thread."""
+        if isinstance(output, Exception):
+            self._failure = output
+        elif (live := self._live.get(request_id)) is not None:
+            self._step.append(self._token_output(request_id, live, output))
+        self._ready.set()
+
+    def _token_output(self, request_id: str, live: _Live, output: RequestOutput) -> TokenOutput:
+        completion = output.outputs[0]
+        spans = (
+            self.llm.output_processor.take_spans(live.internal_ids[0]) if live.internal_ids else ()
+        )
+        prompt_token_ids = None if live.prompt_reported else output.prompt_token_ids
+        live.prompt_reported = True
+        if output.finished:
+            del self._live[request_id]
+        return TokenOutput(
+            request_id=request_id,
+            new_token_ids=list(completion.token_ids),
+            prompt_token_ids=prompt_token_ids,
+            spans=spans,
+            finished=output.finished,
+            finish_reason=completion.finish_reason,
+            output=output,
+        )

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of an AR stage: vLLM's own, with our model runner."""
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from vllm_omni.ar.model_runner import OmniCPUModelRunner
+
+
+class OmniCPUWorker(CPUWorker):
+    """CPU worker. vLLM's `init_device` names its runner class, so ours replaces what it made."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.model_runner = OmniCPUModelRunner(self.vllm_config, torch.device("cpu"))
