@@ -54,9 +54,14 @@ class OmniConnector(ABC):
 
     @abstractmethod
     def put(self, from_stage: str, to_stage: str, key: str, tensors: Payload) -> PutResult:
-        """Store `tensors` (CPU, any dtype torch has) under `key`, which is from `make_key`.
+        """Store `tensors` under `key`, which is one of `make_key`.
 
-        A key is stored once: a second put before the read is a ValueError. `ok` is False when the medium is full; nothing is left behind then.
+        Any dtype, shape, strides and device will do, but no sparse or quantized tensor.
+        `ok` is False when the medium is full; nothing is left behind then. Whoever learns that a
+        request was released while a put was on its way calls `cleanup` once more.
+
+        Raises:
+            ValueError: The key is stored already, or is not one of `make_key`.
         """
 
     @abstractmethod
