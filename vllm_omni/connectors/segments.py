@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named files in /dev/shm: what they are called, and who may remove them.
 
-A segment is ``vllm-omni-<deployment>-<hash of request>-<hash of stages and key>``: a client chooses
+A segment is ``vllm-omni-<deployment>-<hash of request>-<hash of key>``: a client chooses
 its request id, so only hashes of it reach the file system, and equality of hashes (not of prefixes)
 decides what belongs to a request.
 
@@ -58,11 +58,9 @@ def resolve_deployment_id(deployment_id: str | None) -> str:
     return found
 
 
-def segment_name(
-    deployment_id: str, request_id: str, from_stage: str, to_stage: str, key: str
-) -> str:
+def segment_name(deployment_id: str, request_id: str, key: str) -> str:
     """File name of one payload."""
-    return f"{request_prefix(deployment_id, request_id)}{_hash(from_stage, to_stage, key)}"
+    return f"{request_prefix(deployment_id, request_id)}{_hash(key)}"
 
 
 def request_prefix(deployment_id: str, request_id: str) -> str:
@@ -207,10 +205,5 @@ def _segments(directory: Path) -> Iterator[tuple[str, str]]:
             yield name, match["deployment"]
 
 
-def _hash(*parts: str) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
-    return digest.hexdigest()
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -77,7 +77,7 @@ class SharedMemoryConnector(OmniConnector):
         if self._options.inline_small_payloads and size < self._options.shm_threshold_bytes:
             self._count(inline_writes=1, bytes=size)
             return PutResult(True, size, TensorHandle(key, size, payload.to_bytes()))
-        name = segments.segment_name(self._deployment_id, request_id, from_stage, to_stage, key)
+        name = segments.segment_name(self._deployment_id, request_id, key)
         newly_owned = self._own(name)
         try:
             self._write(name, payload)
@@ -103,15 +103,19 @@ class SharedMemoryConnector(OmniConnector):
         if handle.inline is not None:
             tensors = decode(handle.inline)
         else:
-            name = segments.segment_name(
-                self._deployment_id, request_of(key), from_stage, to_stage, key
-            )
+            name = segments.segment_name(self._deployment_id, request_of(key), key)
             mapping = self._take(name)
             if mapping is None:
                 raise KeyError(key)
             tensors = decode(mapping)
         self._count(gets=1)
         return tensors
+
+    def discard(self, handle: TensorHandle) -> None:
+        if handle.inline is None:
+            key = handle.key
+            name = segments.segment_name(self._deployment_id, request_of(key), key)
+            segments.remove(self._directory, [name])
 
     def cleanup(self, request_id: str) -> int:
         names = segments.remove_request(self._directory, self._deployment_id, request_id)
