@@ -101,7 +101,7 @@ def test_nothing_may_follow_the_final_push() -> None:
 
 
 class TrimmingDecoder:
-    """Sample i depends on frames i // upsample - left to i // upsample + right; trims at the end."""
+    """Sample i depends on `left` frames before and `right` after its own; trims at the end."""
 
     def __init__(self, upsample: int, left: int, right: int, trim: int) -> None:
         self.upsample, self.left, self.right, self.trim = upsample, left, right, trim
