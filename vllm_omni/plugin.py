@@ -1,6 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM loads through the `vllm.general_plugins` entry point, in every process."""
 
+ARCHITECTURES = {
+    "Qwen2_5OmniTalker": "vllm_omni.models.qwen2_5_omni_talker:Qwen2_5OmniTalker",
+    "Qwen3OmniMoeTalker": "vllm_omni.models.qwen3_omni_moe_talker:Qwen3OmniMoeTalker",
+}
+"""Model classes of ours, by architecture; imported when a stage needs one."""
+
 
 def register() -> None:
-    """Register what vLLM does not know: nothing yet."""
+    """Register what vLLM does not know: our architectures. Idempotent."""
+    from vllm import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    for architecture, path in ARCHITECTURES.items():
+        if architecture not in known:
+            ModelRegistry.register_model(architecture, path)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turning a checkpoint's config into the config of one of its stages.
+
+vLLM's `hf_overrides` takes a callable; these are picklable by reference, so they reach every
+process. vLLM also calls them with an empty config to learn the model type, which must come back
+unchanged.
+"""
+
+from copy import deepcopy
+
+from transformers import PretrainedConfig, Qwen2_5OmniConfig, Qwen3OmniMoeConfig
+
+QWEN3_MROPE_SECTION = [24, 20, 20]
+"""What transformers' Qwen3-Omni rotary embedding assumes if the config does not say."""
+
+
+def talker_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The talker's config of an omni checkpoint, as our talker classes and vLLM expect it."""
+    if isinstance(config, Qwen3OmniMoeConfig):
+        return _qwen3_talker(config)
+    if isinstance(config, Qwen2_5OmniConfig):
+        return _stage_config(config, config.talker_config, "Qwen2_5OmniTalker")
+    return config
+
+
+def _qwen3_talker(config: Qwen3OmniMoeConfig) -> PretrainedConfig:
+    talker = _stage_config(config, config.talker_config, "Qwen3OmniMoeTalker")
+    talker.tts_pad_token_id = config.tts_pad_token_id
+    talker.tts_bos_token_id = config.tts_bos_token_id
+    talker.tts_eos_token_id = config.tts_eos_token_id
+    # Published configs say `interleaved` here, which vLLM does not read; transformers' class
+    # interleaves whatever the config says.
+    talker.text_config.rope_parameters = {
+        "mrope_section": QWEN3_MROPE_SECTION,
+        **talker.text_config.rope_parameters,
+        "mrope_interleaved": True,
+    }
+    return talker
+
+
+def _stage_config(
+    config: PretrainedConfig, stage: PretrainedConfig, architecture: str
+) -> PretrainedConfig:
+    """A copy of `stage` with what belongs to the checkpoint as a whole."""
+    stage = deepcopy(stage)
+    stage.architectures = [architecture]
+    stage.name_or_path = config.name_or_path
+    if stage.dtype is None:
+        stage.dtype = config.dtype
+    quantization = vars(config).get("quantization_config")
+    if quantization is not None:
+        stage.quantization_config = quantization
+    return stage

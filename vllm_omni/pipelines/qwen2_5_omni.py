@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2.5-Omni: thinker -> talker -> code2wav.
+
+Reference: `generate` of transformers' `Qwen2_5OmniForConditionalGeneration`.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, Qwen2_5OmniConfig
+from transformers.utils import cached_file
+
+from vllm_omni.config.pipeline import Edge, EdgeContext, Pipeline, Stage
+from vllm_omni.framing import ChunkPolicy
+from vllm_omni.pipelines.speech import NO_ROW, CodecEdge, TalkerEdge, TalkerPlan, find_voice
+
+ARCHITECTURES = ("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel")
+DEFAULT_VOICE = "Chelsie"
+SPEAKERS_FILE = "spk_dict.pt"
+CODEC_FLAG = 0x80
+"""Bit of a kind: the codec embedding of the position's own token id is added."""
+
+
+class RowKind(IntEnum):
+    """What a talker position is made of (the low seven bits of a kind)."""
+
+    TEXT_PAD = 0
+    """The thinker's embedding of the text pad token."""
+    TEXT_EOS = 1
+    """Likewise of the text end token."""
+    REPLY = 2
+    """The row's `hidden` plus its `embeds`."""
+    MEDIA = 3
+    """The row's `hidden`."""
+    SPEAKER = 8
+    """`SPEAKER + k`: the thinker's embedding of the k-th speaker's start token."""
+
+
+@cache
+def speaker_bos_tokens(model: str) -> dict[str, int]:
+    """Start token (an id of the thinker's vocabulary) of each speaker, in the file's order.
+
+    Args:
+        model: Folder or hub name of the checkpoint.
+    """
+    path = cached_file(model, SPEAKERS_FILE)
+    speakers = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: int(speaker["bos_token"]) for name, speaker in speakers.items()}
+
+
+def voices(config: PretrainedConfig, model_dir: str) -> tuple[str, ...]:
+    """Speakers of the checkpoint."""
+    return tuple(speaker_bos_tokens(model_dir))
+
+
+def talker_constraints(config: PretrainedConfig) -> Mapping[str, Any]:
+    """The pad and end codes stop the talker; the thinker's end token means nothing to it."""
+    return {
+        "stop_token_ids": sorted(_end_ids(config)),
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+
+
+def talker_plan(
+    config: Qwen2_5OmniConfig, speaker: int, prompt_token_ids: Sequence[int]
+) -> TalkerPlan:
+    """The talker's prompt: the thinker's whole prompt, a speaker mark and the reply's first token.
+
+    Args:
+        config: The checkpoint's config.
+        speaker: Number of the speaker in the speakers' file.
+        prompt_token_ids: The thinker's, placeholders expanded.
+    """
+    talker, thinker = config.talker_config, config.thinker_config
+    media_ids = {thinker.audio_token_index, thinker.image_token_index, thinker.video_token_index}
+    length = len(prompt_token_ids)
+    kinds = [RowKind.MEDIA if t in media_ids else RowKind.REPLY for t in prompt_token_ids]
+    return TalkerPlan(
+        token_ids=[
+            *[talker.tts_codec_mask_token_id] * length,
+            talker.tts_codec_pad_token_id,
+            talker.tts_codec_start_token_id,
+        ],
+        rows=[*range(length), NO_ROW, length],
+        kinds=bytes([*kinds, RowKind.SPEAKER + speaker | CODEC_FLAG, RowKind.REPLY | CODEC_FLAG]),
+        resume=length + 1,
+        resume_kind=RowKind.REPLY,
+        end_kind=RowKind.TEXT_EOS,
+    )
+
+
+def thinker_to_talker(ctx: EdgeContext) -> TalkerEdge:
+    """Rows of the prompt and of the reply."""
+    names = tuple(speaker_bos_tokens(ctx.config.name_or_path))
+    speaker = names.index(find_voice(ctx.voice, names, DEFAULT_VOICE))
+    return TalkerEdge(ctx, lambda prompt: talker_plan(ctx.config, speaker, prompt))
+
+
+def talker_to_code2wav(ctx: EdgeContext) -> CodecEdge:
+    """Codec frames (one code each), cut into windows."""
+    names = tuple(speaker_bos_tokens(ctx.config.name_or_path))
+    return CodecEdge(
+        ctx,
+        end_ids=_end_ids(ctx.config),
+        drops_unfed=False,
+        policy=ChunkPolicy(initial=24, steady=96, left_context=48, right_holdback=24),
+        options={"voice": find_voice(ctx.voice, names, DEFAULT_VOICE)},
+    )
+
+
+def _end_ids(config: PretrainedConfig) -> frozenset[int]:
+    talker = config.talker_config
+    return frozenset({talker.tts_codec_pad_token_id, talker.tts_codec_end_token_id})
+
+
+THINKER_ARCH = "Qwen2_5OmniThinkerForConditionalGeneration"
+
+PIPELINE = Pipeline(
+    name="qwen2_5_omni",
+    architectures=ARCHITECTURES,
+    stages=(
+        Stage(
+            "thinker",
+            engine="ar",
+            arch=THINKER_ARCH,
+            config_name="thinker_config",
+            emits=("embeds", "hidden", "positions"),
+            final_output="text",
+            owns_tokenizer=True,
+        ),
+        Stage(
+            "talker",
+            engine="ar",
+            arch="Qwen2_5OmniTalker",
+            config_name="talker_config",
+            needs="audio",
+            emits=("codes",),
+            row_driven=True,
+            default_sampling={
+                "temperature": 0.9,
+                "top_k": 40,
+                "top_p": 0.8,
+                "repetition_penalty": 1.05,
+                "max_tokens": 4096,
+            },
+            sampling_constraints=talker_constraints,
+        ),
+        Stage(
+            "code2wav",
+            engine="diffusion",
+            program="vllm_omni.diffusion.programs.code2wav:qwen2_5_omni",
+            config_name="token2wav_config",
+            needs="audio",
+            final_output="audio",
+        ),
+    ),
+    edges=(
+        Edge("thinker", "talker", thinker_to_talker),
+        Edge("talker", "code2wav", talker_to_code2wav),
+    ),
+    voices=voices,
+    default_voice=DEFAULT_VOICE,
+    async_chunk=False,
+)
+
+THINKER_ONLY = Pipeline(
+    name="qwen2_5_omni_thinker_only",
+    architectures=ARCHITECTURES,
+    stages=(
+        Stage(
+            "thinker",
+            engine="ar",
+            arch=THINKER_ARCH,
+            config_name="thinker_config",
+            final_output="text",
+            owns_tokenizer=True,
+        ),
+    ),
+)
+
+
+def resolve(config: PretrainedConfig) -> Pipeline:
+    """The pipeline that a checkpoint's config calls for."""
+    return PIPELINE if config.enable_audio_output else THINKER_ONLY

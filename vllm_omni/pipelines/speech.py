@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges shared by the thinker -> talker -> codec decoder families.
+
+They see ids, counts and handles, never tensors. A family says how a talker prompt is laid out and
+which codes end a stream; what is here keeps count of what has arrived and been passed on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vllm_omni.config.pipeline import EdgeContext
+from vllm_omni.errors import OmniGenerateError
+from vllm_omni.framing import ChunkPolicy, Windower
+from vllm_omni.handles import RowSpan
+from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt, Window
+from vllm_omni.outputs import StageOutput, TokenOutput
+
+NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPlan:
+    """How one request's talker input is laid out.
+
+    Attributes:
+        token_ids: The talker's own prompt ids.
+        rows: For each of them the thinker position whose row it takes, or `NO_ROW`.
+        kinds: For each of them its kind, as the talker's model class knows it.
+        resume: Thinker position of the first row after the prompt; one per decode step from there.
+        resume_kind: Kind of these positions.
+        end_kind: Kind of the one position that follows the last of them.
+    """
+
+    token_ids: list[int]
+    rows: list[int]
+    kinds: bytes
+    resume: int
+    resume_kind: int
+    end_kind: int
+
+    @property
+    def needed(self) -> int:
+        """The prompt is complete once rows [0, needed) are there."""
+        return max(self.resume, *(row + 1 for row in self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Spans taken from a `RowLedger` and where the rows of positions [start, ...) are in them."""
+
+    spans: list[RowSpan]
+    start: int
+    offsets: list[int]
+
+    def index(self, position: int) -> int:
+        """Place of a position's row in the concatenated spans; `NO_ROW` stays."""
+        return NO_ROW if position == NO_ROW else self.offsets[position - self.start]
+
+
+class RowLedger:
+    """Spans that have arrived and not been passed on.
+
+    Rows that come again (a preempted request is recomputed) are skipped; every span is passed on
+    whole and once, because reading a handle may free it.
+    """
+
+    def __init__(self) -> None:
+        self.stop = 0
+        """Rows [0, stop) have arrived."""
+        self._taken = 0
+        self._spans: list[tuple[RowSpan, int]] = []
+
+    def add(self, spans: Sequence[RowSpan]) -> None:
+        """Take in spans, in the order of their emission."""
+        for span in spans:
+            if span.start > self.stop:
+                raise OmniGenerateError(
+                    f"rows [{self.stop}, {span.start}) of the upstream stage never arrived"
+                )
+            if span.stop > self.stop:
+                self._spans.append((span, self.stop - span.start))
+                self.stop = span.stop
+
+    def ready(self, limit: int, partial: bool = False) -> int:
+        """Position after the last row that `take` with the same arguments would hand out."""
+        if partial:
+            return min(self.stop, limit)
+        return max((s.stop for s, _ in self._spans if s.stop <= limit), default=self._taken)
+
+    def take(self, limit: int, partial: bool = False) -> Batch:
+        """Hand out the spans whose rows all lie before `limit`; with `partial`, all that begin
+        before it."""
+        batch = Batch([], self._taken, [])
+        base = 0
+        while self._spans:
+            span, skip = self._spans[0]
+            if (span.start + skip if partial else span.stop - 1) >= limit:
+                break
+            del self._spans[0]
+            batch.spans.append(span)
+            batch.offsets.extend(range(base + skip, base + span.count))
+            base += span.count
+            self._taken = span.stop
+        return batch
+
+
+class TalkerEdge:
+    """Thinker outputs -> the talker's rows, for one request.
+
+    The first input is the prompt, followed in the same message by the rows that are there already;
+    each later one appends rows; the last one ends with the end mark. A thinker that stops before
+    there is anything to say yields nothing at all.
+
+    Args:
+        ctx: The request's context.
+        plan: Lays out the talker's prompt, given the thinker's prompt ids.
+    """
+
+    def __init__(self, ctx: EdgeContext, plan: Callable[[Sequence[int]], TalkerPlan]) -> None:
+        self._streaming = ctx.streaming
+        self._make_plan = plan
+        self._plan: TalkerPlan | None = None
+        self._ledger = RowLedger()
+        self._prompt_len = 0
+        self._tokens = 0
+        self._next = 0
+        self._started = False
+
+    def feed(self, output: StageOutput) -> RowPrompt | RowInput | None:
+        """See `EdgeState`."""
+        assert isinstance(output, TokenOutput)
+        if self._plan is None:
+            if output.prompt_token_ids is None:
+                raise OmniGenerateError("the thinker's first output lacks its prompt's ids")
+            self._prompt_len = len(output.prompt_token_ids)
+            self._plan = self._make_plan(output.prompt_token_ids)
+            self._next = self._plan.resume
+        self._tokens += len(output.new_token_ids)
+        self._ledger.add(output.spans)
+        if output.finished:
+            if self._ledger.stop < self._prompt_len + self._tokens - 1:
+                raise OmniGenerateError(
+                    f"the thinker fed {self._prompt_len + self._tokens - 1} tokens and emitted "
+                    f"{self._ledger.stop} rows"
+                )
+            return self._advance(self._plan, final=True)
+        return self._advance(self._plan, final=False) if self._streaming else None
+
+    def _advance(self, plan: TalkerPlan, final: bool) -> RowPrompt | RowInput | None:
+        # The last sampled token is not fed, so it is not spoken. A runner that works ahead may
+        # emit its row all the same.
+        fed = self._prompt_len + max(self._tokens - 1, 0)
+        ready = self._ledger.ready(fed, partial=final)
+        if not self._started and ready < plan.needed:
+            return None
+        if self._started and ready <= self._next and not final:
+            return None
+        batch = self._ledger.take(fed, partial=final)
+        following = range(self._next, max(ready, self._next))
+        self._next = following.stop
+        index = [batch.index(position) for position in following]
+        kinds = bytes([plan.resume_kind]) * len(index)
+        if final:
+            index.append(NO_ROW)
+            kinds += bytes([plan.end_kind])
+        if self._started:
+            return RowInput(spans=batch.spans, index=index, kinds=kinds, final=final)
+        self._started = True
+        rows = RowInput(
+            spans=batch.spans,
+            index=[batch.index(position) for position in plan.rows] + index,
+            kinds=plan.kinds + kinds,
+            final=final,
+        )
+        return RowPrompt(token_ids=plan.token_ids, rows=rows)
+
+
+class CodecEdge:
+    """Talker outputs -> decode windows for the codec decoder, for one request.
+
+    Args:
+        ctx: The request's context.
+        end_ids: Codes that end the stream; they have no sound.
+        drops_unfed: The last frame of a stream that `max_tokens` ended is dropped.
+        policy: How the stream is cut if the deployment does not say.
+        options: What the program is told about the request.
+    """
+
+    def __init__(
+        self,
+        ctx: EdgeContext,
+        *,
+        end_ids: frozenset[int],
+        drops_unfed: bool,
+        policy: ChunkPolicy,
+        options: dict[str, str],
+    ) -> None:
+        self._streaming = ctx.streaming
+        self._end_ids = end_ids
+        self._drops_unfed = drops_unfed
+        self._options = options
+        self._ledger = RowLedger()
+        self._windower = Windower(
+            ChunkPolicy.from_extra(ctx.extra, policy) if ctx.streaming else ChunkPolicy.one_shot()
+        )
+        self._tokens = 0
+        self._started = False
+
+    def feed(self, output: StageOutput) -> ProgramInput | None:
+        """See `EdgeState`."""
+        assert isinstance(output, TokenOutput)
+        self._tokens += len(output.new_token_ids)
+        self._ledger.add(output.spans)
+        if output.finished:
+            return self._finish(output)
+        if not self._streaming:
+            return None
+        frames = min(self._ledger.stop, self._tokens)
+        windows = self._windower.push(frames - self._windower.received)
+        return self._message(frames, windows, final=False) if windows else None
+
+    def _finish(self, output: TokenOutput) -> ProgramInput | None:
+        ended = output.new_token_ids and output.new_token_ids[-1] in self._end_ids
+        frames = self._tokens
+        if ended or (self._drops_unfed and output.finish_reason == "length"):
+            frames -= 1
+        if self._ledger.stop < frames:
+            raise OmniGenerateError(
+                f"the talker sampled {frames} frames and emitted {self._ledger.stop}"
+            )
+        if frames <= 0 and not self._started:
+            return None
+        windows = self._windower.push(frames - self._windower.received, final=True)
+        return self._message(frames, windows, final=True)
+
+    def _message(self, frames: int, windows: list[Window], final: bool) -> ProgramInput:
+        batch = self._ledger.take(frames, partial=final)
+        if len(batch.offsets) != sum(span.count for span in batch.spans):
+            raise OmniGenerateError("the talker emitted part of a span of frames twice")
+        options = {} if self._started else dict(self._options)
+        self._started = True
+        return ProgramInput(
+            options=options,
+            spans=batch.spans,
+            windows=windows,
+            final=final,
+        )
+
+
+def find_voice(requested: str | None, voices: Sequence[str], default: str) -> str:
+    """The checkpoint's spelling of a voice, compared without case.
+
+    Without a request it is the family's default, or the first one if the checkpoint lacks that.
+    """
+    by_name = {name.lower(): name for name in voices}
+    if requested is not None:
+        return by_name[requested.lower()]
+    return by_name.get(default.lower(), voices[0])
