@@ -96,12 +96,20 @@ class HFOmni:
         )
 
     def inputs(self, prompt: str, media: Media = Media(), **videos_kwargs: Any) -> dict[str, Any]:
-        """The processor's tensors, batch of one, media placeholders expanded."""
+        """The processor's tensors, batch of one, media placeholders expanded.
+
+        Qwen3: sounds are first padded with zeros to a whole number of hops, as vLLM's processor
+        does (transformers alone drops the last partial hop, one feature frame less).
+        """
+        audios = list(media.audios)
+        if self.family == "qwen3_omni_moe":
+            hop = self.processor.feature_extractor.hop_length
+            audios = [np.pad(audio, (0, -len(audio) % hop)) for audio in audios]
         return dict(
             self.processor(
                 text=prompt,
                 images=list(media.images) or None,
-                audio=list(media.audios) or None,
+                audio=audios or None,
                 videos=list(media.videos) or None,
                 use_audio_in_video=media.audio_in_video,
                 return_tensors="pt",

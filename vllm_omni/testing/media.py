@@ -40,10 +40,12 @@ def sound(seconds: float, rate: int = 16_000, seed: int = 0) -> np.ndarray:
     time = np.arange(round(seconds * rate)) / rate
     wave = np.zeros_like(time)
     for _ in range(3):
-        start, slope = rng.uniform(110, 880), rng.uniform(-80, 80)
+        start, end = np.exp(rng.uniform(np.log(100), np.log(min(5000, 0.4 * rate)), 2))
+        glide = (end - start) / max(seconds, 1e-9)
         beat = 0.6 + 0.4 * np.sin(2 * np.pi * rng.uniform(1, 5) * time + rng.uniform(0, 6))
-        wave += rng.uniform(0.1, 0.25) * beat * np.sin(2 * np.pi * (start + slope * time / 2) * time)
-    wave += 0.01 * rng.standard_normal(time.shape)
+        level = rng.uniform(0.1, 0.25)
+        wave += level * beat * np.sin(2 * np.pi * (start + glide * time / 2) * time)
+    wave += 0.002 * rng.standard_normal(time.shape)
     return wave.astype(np.float32)
 
 

@@ -21,10 +21,10 @@ from vllm_omni.testing.tiny.tokenizer import (
     END_OF_TEXT,
     IM_END,
     IM_START,
-    TEXT_TOKENS,
     make_tokenizer,
+    whole_text_ids,
 )
-from vllm_omni.testing.tiny.weights import randomize, shape_logits
+from vllm_omni.testing.tiny.weights import randomize, set_level, shape_logits
 
 SPECIAL_TOKENS = (
     END_OF_TEXT,
@@ -79,6 +79,9 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
+# Chosen so that seed 0 has what tests/testing asserts: replies and speech that end by themselves
+# on some prompts, safe argmax margins, no one-token replies.
+BASE_SEED = 1
 TEXT_VOCAB = 512
 HEAD_DIM = 32
 # As in the real checkpoint, the speech ids of the text vocabulary have no tokenizer entry.
@@ -88,6 +91,7 @@ CODES = 8192
 CODEC_VOCAB = 8448
 CODEC_PAD, CODEC_BOS, CODEC_EOS, CODEC_MASK = 8292, 8293, 8294, 8296
 MEL_DIM = 80
+MEL_LEVEL = -4.0
 REFERENCE_MEL_FRAMES = 60
 
 
@@ -207,7 +211,7 @@ def write(out: Path, seed: int) -> None:
     tokenizer = make_tokenizer(SPECIAL_TOKENS, NAMED_TOKENS, CHAT_TEMPLATE)
     token_id: dict[str, Any] = tokenizer.get_vocab()
     model = Qwen2_5OmniForConditionalGeneration(config(token_id))
-    fill(model, seed, stop=token_id[IM_END])
+    fill(model, seed, stop=token_id[IM_END], spoken=whole_text_ids(tokenizer))
     model.generation_config = GenerationConfig(
         eos_token_id=token_id[IM_END], pad_token_id=token_id[END_OF_TEXT]
     )
@@ -223,25 +227,30 @@ def write(out: Path, seed: int) -> None:
     )
 
 
-def fill(model: Qwen2_5OmniForConditionalGeneration, seed: int, stop: int) -> None:
-    """Draw the weights; ``stop`` is the thinker's end token.
+def fill(model: Qwen2_5OmniForConditionalGeneration, seed: int, stop: int, spoken: set[int]) -> None:
+    """Draw the weights; ``stop`` is the thinker's end token, ``spoken`` the text it may say.
 
     Codes that the token-to-wave stage has no embedding for are never the talker's argmax.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(BASE_SEED + seed)
     randomize(model, generator)
     shape_logits(
         model.thinker.lm_head,
         spread=3.0,
-        stop={stop: 1.8},
-        silent=[i for i in range(TEXT_TOKENS, TEXT_VOCAB) if i != stop],
+        stop={stop: 1.7},
+        silent=set(range(TEXT_VOCAB)) - spoken - {stop},
     )
     shape_logits(
         model.talker.codec_head,
         spread=3.0,
-        stop={CODEC_EOS: 1.8},
-        silent=[i for i in range(CODES, CODEC_VOCAB) if i != CODEC_EOS],
+        stop={CODEC_EOS: 2.3},
+        silent=set(range(CODES, CODEC_VOCAB)) - {CODEC_EOS},
     )
+    with torch.no_grad():
+        model.token2wav.code2wav_dit_model.proj_out.bias.add_(MEL_LEVEL)
+    mel = MEL_LEVEL + 2 * torch.randn(1, MEL_DIM, 48, generator=generator)
+    vocoder = model.token2wav.code2wav_bigvgan_model
+    set_level(vocoder.conv_post, lambda: vocoder(mel), rms=0.15)
 
 
 def speakers(seed: int) -> dict[str, dict[str, Any]]:
@@ -250,7 +259,7 @@ def speakers(seed: int) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "cond": torch.randn(1, 16, generator=generator),
-            "ref_mel": torch.randn(1, REFERENCE_MEL_FRAMES, MEL_DIM, generator=generator) - 4.0,
+            "ref_mel": torch.randn(1, REFERENCE_MEL_FRAMES, MEL_DIM, generator=generator) + MEL_LEVEL,
             "bos_token": bos_token,
         }
         for name, bos_token in SPEAKER_BOS.items()

@@ -56,6 +56,12 @@ def make_tokenizer(
     return tokenizer
 
 
+def whole_text_ids(tokenizer: Qwen2Tokenizer) -> set[int]:
+    """The text tokens that are printable by themselves: no lone UTF-8 bytes, no controls."""
+    texts = ((i, tokenizer.decode([i])) for i in range(TEXT_TOKENS))
+    return {i for i, text in texts if "\ufffd" not in text and (text.isprintable() or text == "\n")}
+
+
 def _train() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Train on ``TEXT``; the vocabulary (256 bytes, then merges, ids from 0) and the merges."""
     tokenizer = Tokenizer(models.BPE())
