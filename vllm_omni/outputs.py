@@ -136,6 +136,21 @@ class OmniRequestOutput(RequestOutput):
         self.error_status_code = error_status_code
         self.error_type = error_type
 
+    @classmethod
+    def from_request_output(
+        cls, output: RequestOutput, final_output_type: str, stage_id: int
+    ) -> "OmniRequestOutput":
+        """The same output with our fields beside vLLM's; shares what it holds."""
+        made = cls.__new__(cls)
+        vars(made).update(vars(output))
+        made.stage_id = stage_id
+        made.final_output_type = final_output_type
+        made.audio = None
+        made.stage_metrics = ()
+        made.error_status_code = None
+        made.error_type = None
+        return made
+
     @property
     def multimodal_output(self) -> dict[str, Any]:
         """The non-text result by modality, as vLLM-Omni's users read it: `{"audio": ndarray, "sr": Hz}`."""

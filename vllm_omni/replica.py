@@ -6,7 +6,7 @@ event loop and drives one or more processes of its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from vllm_omni.inputs import StageInput
@@ -60,6 +60,11 @@ class StageReplica(ABC):
     @abstractmethod
     def load(self) -> int:
         """Requests submitted and not yet ended, for least-loaded routing."""
+
+    @property
+    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        """Administrative operations that this kind of replica supports, by name."""
+        return {}
 
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:

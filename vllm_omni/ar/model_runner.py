@@ -6,6 +6,7 @@ are updated, when inputs are prepared, when tokens are sampled, and when the ste
 """
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from vllm_omni.ar.row_state import RowState, Slice
 from vllm_omni.ar.scheduler import OmniModelRunnerOutput, OmniSchedulerOutput
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import StageRequest, read_request
+from vllm_omni.connectors.base import make_key
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.handles import RowSpan
 from vllm_omni.models.interfaces import RowDriven
@@ -37,6 +39,7 @@ class OmniCPUModelRunner(CPUModelRunner):
         self._stage_requests: dict[str, StageRequest] = {}
         self._rows: RowState | None = None
         self._codes: dict[str, RowCodes] = {}
+        self._puts = 0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         layer = self._stage.hidden_layer
@@ -183,7 +186,8 @@ class OmniCPUModelRunner(CPUModelRunner):
 
     def _put(self, request: StageRequest, start: int, rows: dict[str, torch.Tensor]) -> RowSpan:
         count = next(iter(rows.values())).shape[0]
-        key = f"{request.request_id}/{self._stage.stage}/{start}"
+        self._puts += 1
+        key = make_key(request.request_id, f"{self._stage.stage}-{os.getpid()}-{self._puts}")
         result = self._connector.put(self._stage.stage, self._stage.target, key, rows)
         if not result.ok or result.handle is None:
             raise MemoryError(

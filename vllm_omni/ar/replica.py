@@ -2,7 +2,7 @@
 """One replica of an AR stage, as the orchestrator sees it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,28 @@ class ArReplica(StageReplica):
     @property
     def load(self) -> int:
         return len(self._live)
+
+    @property
+    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        llm = self.llm
+        return {
+            "add_lora": llm.add_lora,
+            "remove_lora": llm.remove_lora,
+            "list_loras": llm.list_loras,
+            "pin_lora": llm.pin_lora,
+            "collective_rpc": llm.collective_rpc,
+            "reset_mm_cache": llm.reset_mm_cache,
+            "reset_prefix_cache": llm.reset_prefix_cache,
+            "reset_encoder_cache": llm.reset_encoder_cache,
+            "get_supported_tasks": llm.get_supported_tasks,
+            "is_sleeping": llm.is_sleeping,
+            "sleep": llm.sleep,
+            "wake_up": llm.wake_up,
+            "start_profile": llm.start_profile,
+            "stop_profile": llm.stop_profile,
+            "is_tracing_enabled": llm.is_tracing_enabled,
+            "do_log_stats": llm.do_log_stats,
+        }
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.llm.shutdown(timeout)

@@ -1,0 +1,469 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The orchestrator: routes every request through the stages that it needs.
+
+It runs in a thread and event loop of its own, so that nothing in a caller's loop delays a stage. It
+holds no model knowledge and touches no tensor: a stage's output goes to the client, and over the
+request's edges to the next stages. One task per replica waits for that replica's next engine step
+and settles the whole step at once: one queue operation to the caller, one message per downstream
+replica.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import janus
+from transformers import PretrainedConfig
+from vllm.logger import init_logger
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni.config.pipeline import EdgeContext, Pipeline
+from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.engine.client_outputs import client_output, empty_output
+from vllm_omni.engine.messages import (
+    Abort,
+    Call,
+    CallResult,
+    Command,
+    Emit,
+    ErrorMessage,
+    Message,
+    Shutdown,
+    Submit,
+)
+from vllm_omni.engine.request_state import RequestState
+from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.errors import OmniGenerateError, StageUnavailableError, client_error_metadata
+from vllm_omni.inputs import StageInput
+from vllm_omni.metrics.pipeline import PipelineMetrics
+from vllm_omni.outputs import ProgramOutput, StageOutput, TokenOutput
+
+logger = init_logger(__name__)
+
+HEALTH_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The pipeline as it is deployed.
+
+    Attributes:
+        pipeline: Stages and edges.
+        config: The checkpoint's Hugging Face config.
+        streaming: `async_chunk`.
+        edge_extra: The connector's `extra` of each edge, by (source, target).
+    """
+
+    pipeline: Pipeline
+    config: PretrainedConfig
+    streaming: bool
+    edge_extra: dict[tuple[str, str], dict[str, Any]]
+
+
+class Orchestrator:
+    """Routes requests through the pools of a pipeline's stages.
+
+    Args:
+        topology: What is deployed.
+        pools: One per stage, in stage order.
+        connector: Reads what final stages made, and frees what released requests left.
+        inbox: Commands from the caller.
+        outbox: Lists of messages to the caller, one list per settled step.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        pools: Sequence[StagePool],
+        connector: OmniConnector,
+        inbox: janus.AsyncQueue[Command],
+        outbox: janus.SyncQueue[list[Message]],
+    ) -> None:
+        self._topology = topology
+        self._pipeline = topology.pipeline
+        self._pools = {pool.stage.name: pool for pool in pools}
+        self._connector = connector
+        self._inbox = inbox
+        self._outbox = outbox
+        self._states: dict[str, RequestState] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._metrics = PipelineMetrics()
+
+    async def run(self) -> None:
+        """Serve until a `Shutdown` arrives; then every pool has been shut down."""
+        for name, pool in self._pools.items():
+            for replica_id in pool.live_replica_ids:
+                self._spawn(self._poll(name, replica_id))
+        self._spawn(self._watch_health())
+        timeout: float | None = None
+        try:
+            timeout = await self._serve_commands()
+        finally:
+            logger.info("[Orchestrator] Received shutdown signal")
+            await self._close(timeout)
+
+    async def _close(self, timeout: float | None) -> None:
+        for request_id in list(self._states):
+            self._fail(request_id, "the server is shutting down")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in self._pools.values():
+            await asyncio.to_thread(pool.shutdown, timeout)
+            logger.info("[StagePool] Stage %d shut down", pool.stage_id)
+        self._connector.close()
+
+    # Commands.
+
+    async def _serve_commands(self) -> float | None:
+        while True:
+            match await self._inbox.get():
+                case Submit() as submit:
+                    self._spawn(self._add_request(submit))
+                case Abort(request_ids):
+                    await self._abort(request_ids)
+                case Call() as call:
+                    self._spawn(self._call(call))
+                case Shutdown(timeout):
+                    return timeout
+
+    async def _add_request(self, submit: Submit) -> None:
+        request_id = submit.request_id
+        entry = self._pipeline.entry
+        pool = self._pools[entry.name]
+        if pool.live_num_replicas == 0:
+            self._send([self._no_replica(request_id, pool)])
+            return
+        state = self._new_state(submit)
+        self._states[request_id] = state
+        self._metrics.started()
+        await self._enter(state, entry.name, submit.prompt, **submit.entry_kwargs)
+
+    def _new_state(self, submit: Submit) -> RequestState:
+        needed = {stage.name: stage for stage in self._pipeline.needed_stages(submit.modalities)}
+        edges = {
+            (edge.source, edge.target): edge.start(
+                EdgeContext(
+                    config=self._topology.config,
+                    voice=submit.voice,
+                    streaming=self._topology.streaming,
+                    extra=self._topology.edge_extra.get((edge.source, edge.target), {}),
+                )
+            )
+            for edge in self._pipeline.edges
+            if edge.source in needed and edge.target in needed
+        }
+        entry_params = submit.params[self._pipeline.stage_id(self._pipeline.entry.name)]
+        kind = (
+            entry_params.output_kind
+            if isinstance(entry_params, SamplingParams)
+            else RequestOutputKind.DELTA
+        )
+        return RequestState(
+            request_id=submit.request_id,
+            needed=needed,
+            params=submit.params,
+            modalities=submit.modalities,
+            voice=submit.voice,
+            arrival=submit.arrival,
+            edges=edges,
+            text_kind=kind if edges else RequestOutputKind.DELTA,
+        )
+
+    async def _enter(
+        self, state: RequestState, stage: str, prompt: Any, **kwargs: Any
+    ) -> None:
+        """Submit a request to a stage; whatever goes wrong is this request's failure."""
+        pool = self._pools[stage]
+        request_id = state.request_id
+        try:
+            replica_id = pool.bind(request_id)
+            state.submitted_to(stage, replica_id)
+            await pool.submit(
+                request_id,
+                prompt,
+                state.params[pool.stage_id],
+                emit=state.feeds_others(stage),
+                **kwargs,
+            )
+        except StageUnavailableError:
+            self._finish_with([self._no_replica(request_id, pool)])
+        except EngineDeadError as error:
+            await self._replica_died(stage, replica_id, error)
+        except Exception as error:  # Any other failure to start belongs to this request alone.
+            self._fail_with(request_id, error, pool.stage_id)
+        if request_id not in self._states:
+            await pool.abort([request_id])
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if (state := self._states.get(request_id)) is not None:
+                self._account("abort", state)
+            await self._release(request_id)
+
+    async def _call(self, call: Call) -> None:
+        try:
+            results = []
+            for name, pool in self._pools.items():
+                if call.stages is not None and name not in call.stages:
+                    continue
+                for replica_id in pool.live_replica_ids:
+                    operation = pool.replica(replica_id).operations.get(call.method)
+                    if operation is not None:
+                        results.append(await operation(*call.args, **call.kwargs))
+        except Exception as error:  # Carried to the caller, who waits for it.
+            self._send([CallResult(call_id=call.call_id, error=error)])
+            return
+        self._send([CallResult(call_id=call.call_id, results=results)])
+
+    # Steps.
+
+    async def _poll(self, stage: str, replica_id: int) -> None:
+        pool = self._pools[stage]
+        while replica_id in pool.live_replica_ids:
+            try:
+                outputs = await pool.replica(replica_id).outputs()
+            except EngineDeadError as error:
+                await self._replica_died(stage, replica_id, error)
+                return
+            await self._settle(stage, outputs)
+
+    async def _settle(self, stage: str, outputs: Sequence[StageOutput]) -> None:
+        """Account for one engine step of a replica: emit, feed the edges, end what has ended."""
+        messages: list[Message] = []
+        starts: list[tuple[RequestState, str, StageInput]] = []
+        updates: dict[str, list[tuple[str, StageInput]]] = defaultdict(list)
+        ended: list[str] = []
+        for output in outputs:
+            state = self._states.get(output.request_id)
+            if state is None:
+                self._connector.cleanup(output.request_id)
+                continue
+            if isinstance(output, ProgramOutput) and output.error is not None:
+                messages.append(self._program_failure(stage, output))
+                ended.append(output.request_id)
+                continue
+            state.note_output(stage, output)
+            try:
+                self._emit(stage, state, output, messages)
+                self._feed(stage, state, output, starts, updates)
+            except Exception as error:  # An edge's fault must not reach the other requests.
+                logger.exception("Request %s failed after stage %s", output.request_id, stage)
+                messages.append(self._failure(output.request_id, error, self._stage_id(stage)))
+                ended.append(output.request_id)
+                continue
+            if output.finished:
+                state.open_stages.discard(stage)
+            if not state.open_stages:
+                self._complete(state, messages)
+                ended.append(output.request_id)
+        self._send(messages)
+        for target, batch in updates.items():
+            await self._update(target, batch)
+        for state, target, stage_input in starts:
+            if state.request_id in self._states:
+                await self._enter(state, target, stage_input)
+        for request_id in ended:
+            await self._release(request_id)
+
+    def _emit(
+        self, stage: str, state: RequestState, output: StageOutput, messages: list[Message]
+    ) -> None:
+        """Give a final stage's output to the client."""
+        modality = self._pipeline.stage(stage).final_output
+        if modality is None or modality not in state.modalities:
+            return
+        made = client_output(self._stage_id(stage), modality, state, output, self._connector)
+        if made is not None:
+            messages.append(Emit(state.request_id, made))
+
+    def _feed(
+        self,
+        stage: str,
+        state: RequestState,
+        output: StageOutput,
+        starts: list[tuple[RequestState, str, StageInput]],
+        updates: dict[str, list[tuple[str, StageInput]]],
+    ) -> None:
+        """Give an output to the request's edges and collect what they yield."""
+        for target, edge in state.edges_from(self._pipeline.edges_from(stage)):
+            stage_input = edge.feed(output)
+            if stage_input is not None and target in state.times:
+                updates[target].append((state.request_id, stage_input))
+            elif stage_input is not None:
+                state.reserve(target)
+                starts.append((state, target, stage_input))
+            elif output.finished and target not in state.times:
+                self._skip(state, target)
+
+    def _skip(self, state: RequestState, stage: str) -> None:
+        """The upstream stage ended with nothing to say: this stage and what follows stay out."""
+        state.open_stages.discard(stage)
+        for edge in self._pipeline.edges_from(stage):
+            if edge.target in state.open_stages and edge.target not in state.times:
+                self._skip(state, edge.target)
+
+    def _complete(self, state: RequestState, messages: list[Message]) -> None:
+        """Mark the last output as last, making an empty one for a modality that stayed silent."""
+        self._account("stop", state)
+        spoken = {s for s in state.times if state.needed[s].final_output is not None}
+        for name, stage in state.needed.items():
+            if stage.final_output in state.modalities and name not in spoken:
+                assert stage.final_output is not None
+                silent = empty_output(state, self._stage_id(name), stage.final_output)
+                messages.append(Emit(state.request_id, silent))
+        own = [i for i, m in enumerate(messages) if m.request_id == state.request_id]
+        if not own:
+            # A stage that gives the client nothing ended last.
+            final = next(s for s in state.needed.values() if s.final_output in state.modalities)
+            assert final.final_output is not None
+            end = empty_output(state, self._stage_id(final.name), final.final_output)
+            own = [len(messages)]
+            messages.append(Emit(state.request_id, end))
+        emit = messages[own[-1]]
+        assert isinstance(emit, Emit)
+        emit.output.stage_metrics = state.metrics()
+        messages[own[-1]] = Emit(emit.request_id, emit.output, last=True)
+
+    def _account(self, reason: str, state: RequestState) -> None:
+        stages = state.metrics()
+        self._metrics.finished(
+            reason,
+            time.monotonic() - state.arrival,
+            {s.stage: s.finished_s - s.submitted_s for s in stages if s.finished_s is not None},
+        )
+
+    async def _update(self, stage: str, batch: list[tuple[str, StageInput]]) -> None:
+        try:
+            await self._pools[stage].update(batch)
+        except (EngineDeadError, StageUnavailableError) as error:
+            for request_id, _ in batch:
+                self._fail_with(request_id, error, self._stage_id(stage))
+
+    # Failure and release.
+
+    async def _release(self, request_id: str) -> None:
+        """The one way out for a request: every stage forgets it and nothing of it stays."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        for name in state.times:
+            pool = self._pools[name]
+            if name in state.open_stages:
+                await pool.abort([request_id])
+            else:
+                pool.unbind(request_id)
+        self._connector.cleanup(request_id)
+
+    def _finish_with(self, messages: list[Message]) -> None:
+        """Send failures and release their requests soon after."""
+        self._send(messages)
+        for message in messages:
+            assert isinstance(message, ErrorMessage) and message.request_id is not None
+            state = self._states.get(message.request_id)
+            if state is not None:
+                self._metrics.failed(message.status_code)
+                self._spawn(self._release(message.request_id))
+
+    def _fail_with(self, request_id: str, error: Exception, stage_id: int) -> None:
+        if not isinstance(error, ValueError):
+            logger.error(
+                "Request %s failed in stage %d", request_id, stage_id, exc_info=error
+            )
+        self._finish_with([self._failure(request_id, error, stage_id)])
+
+    def _fail(self, request_id: str, error: str) -> None:
+        self._finish_with(
+            [ErrorMessage(error=error, request_id=request_id, cause=OmniGenerateError(error))]
+        )
+
+    def _failure(self, request_id: str, error: Exception, stage_id: int) -> ErrorMessage:
+        status, kind = client_error_metadata(error)
+        return ErrorMessage(
+            error=str(error),
+            request_id=request_id,
+            stage_id=stage_id,
+            status_code=status,
+            error_type=kind,
+            cause=error,
+        )
+
+    def _program_failure(self, stage: str, output: ProgramOutput) -> ErrorMessage:
+        assert output.error is not None
+        self._metrics.failed(output.error.status_code)
+        return ErrorMessage(
+            error=output.error.message,
+            request_id=output.request_id,
+            stage_id=self._stage_id(stage),
+            status_code=output.error.status_code,
+            error_type=output.error.error_type,
+        )
+
+    def _no_replica(self, request_id: str, pool: StagePool) -> ErrorMessage:
+        text = f"Stage-{pool.stage_id} has no live replica"
+        return ErrorMessage(
+            error=text,
+            request_id=request_id,
+            stage_id=pool.stage_id,
+            fatal=True,
+            cause=StageUnavailableError(text),
+        )
+
+    async def _replica_died(self, stage: str, replica_id: int, error: EngineDeadError) -> None:
+        """Evict a dead replica; its requests fail, and all of the stage's if it was the last."""
+        pool = self._pools[stage]
+        if replica_id not in pool.live_replica_ids:
+            return
+        logger.error("Stage %s replica %d died; evicting it", stage, replica_id)
+        lost = set(pool.requests_on(replica_id))
+        await asyncio.to_thread(pool.evict_replica, replica_id)
+        if pool.live_num_replicas == 0:
+            lost |= {r for r, state in self._states.items() if stage in state.times}
+        self._finish_with(
+            [
+                ErrorMessage(
+                    error=str(error),
+                    request_id=request_id,
+                    stage_id=pool.stage_id,
+                    fatal=True,
+                    cause=error,
+                )
+                for request_id in lost
+            ]
+        )
+
+    async def _watch_health(self) -> None:
+        """Notice replicas that die while nothing is asked of them."""
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            for name, pool in self._pools.items():
+                for replica_id in pool.live_replica_ids:
+                    try:
+                        await pool.replica(replica_id).check_health()
+                    except EngineDeadError as error:
+                        await self._replica_died(name, replica_id, error)
+
+    # Small things.
+
+    def _stage_id(self, stage: str) -> int:
+        return self._pools[stage].stage_id
+
+    def _send(self, messages: list[Message]) -> None:
+        if messages:
+            self._outbox.put_nowait(messages)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        """Run a coroutine beside the command loop; a bug in it is fatal, never silent."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._report_bug)
+
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("Orchestrator task failed", exc_info=error)
+            self._send([ErrorMessage(error=str(error), fatal=True, cause=error)])

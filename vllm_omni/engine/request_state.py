@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the orchestrator remembers about one request."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+
+from vllm_omni.config.pipeline import Edge, EdgeState, Stage
+from vllm_omni.outputs import StageMetrics, StageOutput, TokenOutput
+
+
+@dataclass(slots=True)
+class _StageTimes:
+    replica: int
+    submitted: float
+    first_output: float | None = None
+    finished: float | None = None
+    outputs: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One live request: which stages it visits, how far each has got, and its edges.
+
+    Attributes:
+        needed: Stages that it visits, by name.
+        edges: Its passage over each edge between needed stages, by (source, target).
+        text_kind: How the caller wants text (deltas, cumulative, at the end).
+        open_stages: Stages that have not ended (or been skipped).
+    """
+
+    request_id: str
+    needed: dict[str, Stage]
+    params: tuple[Any, ...]
+    modalities: frozenset[str]
+    voice: str | None
+    arrival: float
+    edges: dict[tuple[str, str], EdgeState]
+    text_kind: RequestOutputKind
+    open_stages: set[str] = field(default_factory=set)
+    times: dict[str, _StageTimes] = field(default_factory=dict)
+    _text: RequestOutput | None = None
+
+    def __post_init__(self) -> None:
+        self.open_stages = set(self.needed)
+
+    def feeds_others(self, stage: str) -> bool:
+        """Whether another stage of this request takes this stage's output."""
+        return any(source == stage for source, _ in self.edges)
+
+    def edges_from(self, outgoing: tuple[Edge, ...]) -> list[tuple[str, EdgeState]]:
+        """(target, state) of the edges of `outgoing` that this request uses."""
+        used = []
+        for edge in outgoing:
+            state = self.edges.get((edge.source, edge.target))
+            if state is not None:
+                used.append((edge.target, state))
+        return used
+
+    def reserve(self, stage: str) -> None:
+        """Note that the request is about to enter a stage: further input for it is an update."""
+        self.times[stage] = _StageTimes(-1, time.monotonic())
+
+    def submitted_to(self, stage: str, replica: int) -> None:
+        """Note that the request entered a stage."""
+        self.times[stage] = _StageTimes(replica, time.monotonic())
+
+    def note_output(self, stage: str, output: StageOutput) -> None:
+        """Account for an output of a stage."""
+        times = self.times[stage]
+        now = time.monotonic()
+        times.first_output = times.first_output or now
+        times.outputs += 1
+        if isinstance(output, TokenOutput):
+            times.tokens += len(output.new_token_ids)
+        if output.finished:
+            times.finished = now
+
+    def assemble_text(self, delta: RequestOutput) -> RequestOutput | None:
+        """Turn a stage's text delta into what the caller asked for; None while it waits.
+
+        A stage that feeds others runs in deltas whatever the caller wants.
+        """
+        if self.text_kind == RequestOutputKind.DELTA:
+            return delta
+        if self._text is None:
+            self._text = delta
+        else:
+            self._text.add(delta, aggregate=True)
+        if self.text_kind == RequestOutputKind.FINAL_ONLY and not delta.finished:
+            return None
+        return self._text
+
+    def metrics(self) -> tuple[StageMetrics, ...]:
+        """Per-stage timing relative to the request's arrival, in visiting order."""
+
+        def since(moment: float | None) -> float | None:
+            return None if moment is None else moment - self.arrival
+
+        return tuple(
+            StageMetrics(
+                stage=name,
+                replica=times.replica,
+                submitted_s=times.submitted - self.arrival,
+                first_output_s=since(times.first_output),
+                finished_s=since(times.finished),
+                outputs=times.outputs,
+                tokens=times.tokens,
+            )
+            for name, times in self.times.items()
+        )

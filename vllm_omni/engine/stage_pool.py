@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replicas of one stage: routing, stickiness, eviction (rows B-01, B-02)."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_omni.config.pipeline import Stage
+from vllm_omni.errors import StageUnavailableError
+from vllm_omni.inputs import StageInput
+from vllm_omni.replica import StageReplica
+
+
+class StagePool:
+    """A stage's replicas. A request stays with the replica it was submitted to.
+
+    Args:
+        stage: The stage.
+        stage_id: Its index in the pipeline.
+        replicas: At least one.
+    """
+
+    def __init__(self, stage: Stage, stage_id: int, replicas: Sequence[StageReplica]) -> None:
+        self.stage = stage
+        self.stage_id = stage_id
+        self._replicas: list[StageReplica | None] = list(replicas)
+        self._bound: dict[str, int] = {}
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that the pool was made with, evicted ones included."""
+        return len(self._replicas)
+
+    @property
+    def live_replica_ids(self) -> list[int]:
+        """Ids of the replicas that are not evicted."""
+        return [i for i, replica in enumerate(self._replicas) if replica is not None]
+
+    @property
+    def live_num_replicas(self) -> int:
+        """How many replicas are not evicted."""
+        return len(self.live_replica_ids)
+
+    def replica(self, replica_id: int) -> StageReplica:
+        """A live replica.
+
+        Raises:
+            StageUnavailableError: It has been evicted.
+        """
+        replica = self._replicas[replica_id]
+        if replica is None:
+            raise StageUnavailableError(
+                f"stage {self.stage_id} replica {replica_id} is not attached"
+            )
+        return replica
+
+    def select_replica_id(self) -> int:
+        """The least loaded live replica.
+
+        Raises:
+            StageUnavailableError: None is left.
+        """
+        live = [(replica.load, i) for i, replica in enumerate(self._replicas) if replica]
+        if not live:
+            raise StageUnavailableError(f"stage {self.stage_id} has no live replicas")
+        return min(live)[1]
+
+    def bound_replica_id(self, request_id: str) -> int | None:
+        """Which replica has the request."""
+        return self._bound.get(request_id)
+
+    def requests_on(self, replica_id: int) -> list[str]:
+        """Requests bound to a replica."""
+        return [request for request, bound in self._bound.items() if bound == replica_id]
+
+    def bind(self, request_id: str) -> int:
+        """Choose a replica for a request and remember it."""
+        replica_id = self._bound[request_id] = self.select_replica_id()
+        return replica_id
+
+    async def submit(self, request_id: str, prompt: Any, params: Any, **kwargs: Any) -> None:
+        """Start a request on the replica that it is bound to."""
+        await self.replica(self._bound[request_id]).submit(request_id, prompt, params, **kwargs)
+
+    async def update(self, updates: Sequence[tuple[str, StageInput]]) -> None:
+        """Append input to running requests: one message per replica. Unbound ones are dropped."""
+        by_replica: dict[int, list[tuple[str, StageInput]]] = defaultdict(list)
+        for request_id, stage_input in updates:
+            replica_id = self._bound.get(request_id)
+            if replica_id is not None:
+                by_replica[replica_id].append((request_id, stage_input))
+        for replica_id, batch in by_replica.items():
+            await self.replica(replica_id).update(batch)
+
+    def unbind(self, request_id: str) -> int | None:
+        """Forget a request; returns the replica that had it."""
+        return self._bound.pop(request_id, None)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests wherever they run, and forget them."""
+        by_replica: dict[int, list[str]] = defaultdict(list)
+        for request_id in request_ids:
+            replica_id = self._bound.pop(request_id, None)
+            if replica_id is not None and self._replicas[replica_id] is not None:
+                by_replica[replica_id].append(request_id)
+        for replica_id, batch in by_replica.items():
+            await self.replica(replica_id).abort(batch)
+
+    def evict_replica(self, replica_id: int) -> None:
+        """Shut a dead replica down and leave a hole in its place.
+
+        Raises:
+            ValueError: There is no such replica.
+        """
+        if not 0 <= replica_id < self.num_replicas:
+            raise ValueError(
+                f"evict_replica: replica_id {replica_id} out of range "
+                f"(num_replicas={self.num_replicas})"
+            )
+        replica, self._replicas[replica_id] = self._replicas[replica_id], None
+        if replica is not None:
+            replica.shutdown(timeout=0)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End every replica."""
+        for replica_id, replica in enumerate(self._replicas):
+            if replica is not None:
+                self._replicas[replica_id] = None
+                replica.shutdown(timeout)

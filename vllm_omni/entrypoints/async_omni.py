@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asynchronous front door: a pipeline as one vLLM `EngineClient`."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.engine.launcher import LaunchedPipeline, launch_pipeline
+from vllm_omni.engine.messages import Abort, Call, CallResult, Emit, ErrorMessage, Message, Submit
+from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.errors import OmniClientError, OmniGenerateError, client_error_from_metadata
+from vllm_omni.outputs import OmniRequestOutput, StageInfo
+
+logger = init_logger(__name__)
+
+
+class AsyncOmni(EngineClient):
+    """Serves a pipeline to coroutines of one event loop.
+
+    Construct it outside of a running loop (stages on CPU are started by fork). Every method may be
+    called from the loop that first used it.
+
+    Args:
+        launched: A pipeline whose stages run.
+    """
+
+    def __init__(self, launched: LaunchedPipeline) -> None:
+        self._launched = launched
+        self._engine = launched.engine
+        self._requests = RequestFactory(launched.plan)
+        self._streams: dict[str, asyncio.Queue[Message]] = {}
+        self._calls: dict[str, asyncio.Future[list[Any]]] = {}
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._fatal: BaseException | None = None
+        entry = launched.entry_llm
+        self.vllm_config = entry.vllm_config
+        self.model_config = entry.model_config
+        self.renderer = entry.renderer
+        self.input_processor = entry.input_processor
+
+    @classmethod
+    def from_plan(cls, plan: DeploymentPlan) -> "AsyncOmni":
+        """Start every stage of a plan; blocks until all are ready.
+
+        Raises:
+            OmniConfigError: The plan cannot be deployed.
+            RuntimeError: A stage did not come up; the message says which and why.
+        """
+        return cls(launch_pipeline(plan))
+
+    @property
+    def pipeline(self) -> Any:
+        """The pipeline's graph."""
+        return self._launched.plan.pipeline
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Speakers that the checkpoint offers, the default one first."""
+        return self._requests.voices
+
+    @property
+    def stages(self) -> list[StageInfo]:
+        """The stages and how many of their replicas live."""
+        return [
+            StageInfo(
+                name=pool.stage.name,
+                stage_id=pool.stage_id,
+                engine=pool.stage.engine,
+                replicas=pool.num_replicas,
+                live_replicas=pool.live_num_replicas,
+                final_output=pool.stage.final_output,
+            )
+            for pool in self._engine.pools
+        ]
+
+    def default_sampling_params(self, stage_id: int) -> SamplingParams | None:
+        """A copy of a stage's defaults; None for a stage that takes none."""
+        params = self._requests.defaults[stage_id]
+        return None if params is None else params.clone()
+
+    # Requests.
+
+    async def generate(  # type: ignore[override]
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        sampling_params_list: Sequence[SamplingParams | Mapping[str, Any] | None] | None = None,
+        output_modalities: Sequence[str] = ("text",),
+        voice: str | None = None,
+        **entry_kwargs: Any,
+    ) -> AsyncGenerator[OmniRequestOutput, None]:
+        """Run one request and yield its outputs as they come.
+
+        Args:
+            prompt: What vLLM's `generate` takes: rendered, text, tokens, with media.
+            sampling_params: For the entry stage.
+            request_id: Unique among live requests; made up if None.
+            sampling_params_list: By stage id, on top of the stages' defaults; entry 0 gives way to
+                `sampling_params`.
+            output_modalities: Which of the pipeline's output modalities to make.
+            voice: A speaker of the checkpoint, any case; None for the default.
+            entry_kwargs: Passed to the entry stage (`lora_request`, `priority`, ...).
+
+        Raises:
+            OmniClientError: The request is wrong.
+            EngineDeadError: A stage that it needs is gone.
+        """
+        self._check_alive()
+        self._start_dispatcher()
+        submit = self._requests.make(
+            prompt,
+            request_id or f"omni-{uuid.uuid4().hex}",
+            sampling_params,
+            sampling_params_list,
+            output_modalities,
+            voice,
+            time.monotonic(),
+            {key: value for key, value in entry_kwargs.items() if value is not None},
+        )
+        if submit.request_id in self._streams:
+            raise OmniClientError(f"request id {submit.request_id!r} is in use", param="request_id")
+        stream = self._streams[submit.request_id] = asyncio.Queue()
+        self._engine.send(submit)
+        ended = False
+        try:
+            while not ended:
+                message = await stream.get()
+                ended = isinstance(message, ErrorMessage) or (
+                    isinstance(message, Emit) and message.last
+                )
+                if isinstance(message, ErrorMessage):
+                    raise _error_of(message)
+                assert isinstance(message, Emit)
+                yield message.output
+        finally:
+            self._streams.pop(submit.request_id, None)
+            if not ended:
+                self._engine.send(Abort((submit.request_id,)))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        self._engine.send(Abort(ids))
+        for each in ids:
+            if (stream := self._streams.get(each)) is not None:
+                aborted = OmniGenerateError(f"request {each} was aborted")
+                stream.put_nowait(ErrorMessage(error=str(aborted), request_id=each, cause=aborted))
+
+    def _start_dispatcher(self) -> None:
+        if self._dispatcher is None:
+            self._dispatcher = asyncio.create_task(self._dispatch(), name="omni-dispatcher")
+
+    async def _dispatch(self) -> None:
+        """Give each message to the request it belongs to (A-46, B-11)."""
+        while True:
+            for message in await self._engine.receive():
+                if isinstance(message, CallResult):
+                    self._answer(message)
+                elif isinstance(message, ErrorMessage) and message.request_id is None:
+                    if message.fatal:
+                        self._die(message)
+                elif (stream := self._streams.get(message.request_id)) is not None:
+                    stream.put_nowait(message)
+                elif isinstance(message, ErrorMessage):
+                    logger.debug("dropping error for unknown req %s", message.request_id)
+
+    def _answer(self, result: CallResult) -> None:
+        future = self._calls.pop(result.call_id, None)
+        if future is None or future.done():
+            return
+        if result.error is not None:
+            future.set_exception(result.error)
+        else:
+            future.set_result(result.results)
+
+    def _die(self, message: ErrorMessage) -> None:
+        """The orchestrator is broken: everything that waits fails."""
+        self._fatal = message.cause or EngineDeadError()
+        for stream in self._streams.values():
+            stream.put_nowait(message)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError())
+        self._calls.clear()
+
+    # State.
+
+    @property
+    def is_running(self) -> bool:
+        return self._fatal is None and self._engine.alive
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> BaseException:
+        return EngineDeadError()
+
+    async def check_health(self) -> None:
+        self._check_alive()
+        for pool in self._engine.pools:
+            if pool.live_num_replicas == 0:
+                raise EngineDeadError(f"Stage-{pool.stage_id} has no live replica")
+
+    def _check_alive(self) -> None:
+        if not self.is_running:
+            raise EngineDeadError("Orchestrator process is not alive")
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        logger.info("[AsyncOmni] Shutting down")
+        if self._dispatcher is not None:
+            self._dispatcher.get_loop().call_soon_threadsafe(self._dispatcher.cancel)
+            self._dispatcher = None
+        self._launched.shutdown(timeout)
+
+    # Administration: every replica of every stage (or of the entry stage) that supports it.
+
+    async def _call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        self._check_alive()
+        self._start_dispatcher()
+        call_id = uuid.uuid4().hex
+        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._engine.send(Call(call_id=call_id, method=method, args=args, kwargs=kwargs))
+        return await future
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        raise OmniClientError("this model does not serve pooling requests", 404, "NotFoundError")
+
+    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
+        """No KV transfer between servers is set up here, so there is nothing to free."""
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        return (await self._call("get_supported_tasks"))[0]
+
+    async def is_tracing_enabled(self) -> bool:
+        return self.vllm_config.observability_config.otlp_traces_endpoint is not None
+
+    async def do_log_stats(self) -> None:
+        await self._call("do_log_stats")
+
+    async def start_profile(self, *args: Any, **kwargs: Any) -> None:
+        await self._call("start_profile", *args, **kwargs)
+
+    async def stop_profile(self) -> None:
+        await self._call("stop_profile")
+
+    async def reset_mm_cache(self) -> None:
+        await self._call("reset_mm_cache")
+
+    async def reset_encoder_cache(self) -> None:
+        await self._call("reset_encoder_cache")
+
+    async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        return all(await self._call("reset_prefix_cache", *args, **kwargs))
+
+    async def sleep(self, level: int = 1, mode: Any = "abort") -> None:
+        await self._call("sleep", level, mode)
+
+    async def release_kv_cache_memory(self) -> None:
+        await self._call("release_kv_cache_memory")
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        return all(await self._call("wake_up", tags))
+
+    async def is_sleeping(self) -> bool:
+        return any(await self._call("is_sleeping"))
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        return all(await self._call("add_lora", lora_request))
+
+    async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
+        await self._call("pause_generation", *args, **kwargs)
+
+    async def resume_generation(self) -> None:
+        await self._call("resume_generation")
+
+    async def is_paused(self) -> bool:
+        return any(await self._call("is_paused"))
+
+    async def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return [x for results in await self._call("collective_rpc", *args, **kwargs) for x in results]
+
+
+def _error_of(message: ErrorMessage) -> BaseException:
+    """The exception that a failed request raises at the caller."""
+    if message.cause is not None:
+        return message.cause
+    described = client_error_from_metadata(message.error, message.status_code, message.error_type)
+    return described or OmniGenerateError(message.error)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a caller says to what the orchestrator takes: checks, defaults, per-stage parameters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm import SamplingParams
+
+from vllm_omni.config.plan import DeploymentPlan, StagePlan
+from vllm_omni.engine.messages import Submit
+from vllm_omni.engine.sampling import constrain, default_params, merge_request
+from vllm_omni.errors import OmniClientError
+
+
+class RequestFactory:
+    """Makes `Submit` messages for one deployment.
+
+    Args:
+        plan: The deployment.
+    """
+
+    def __init__(self, plan: DeploymentPlan) -> None:
+        self._pipeline = plan.pipeline
+        self._entry_id = self._pipeline.stage_id(self._pipeline.entry.name)
+        self._constraints = [_constraints(stage, plan) for stage in plan.stages]
+        self.defaults: list[SamplingParams | None] = [
+            default_params(stage.default_sampling, constraints) if _samples(stage) else None
+            for stage, constraints in zip(plan.stages, self._constraints, strict=True)
+        ]
+        self.voices = _voices(plan)
+
+    def make(
+        self,
+        prompt: Any,
+        request_id: str,
+        sampling_params: SamplingParams | None,
+        sampling_params_list: Sequence[SamplingParams | Mapping[str, Any] | None] | None,
+        output_modalities: Sequence[str],
+        voice: str | None,
+        arrival: float,
+        entry_kwargs: dict[str, Any],
+    ) -> Submit:
+        """A request for the orchestrator.
+
+        Raises:
+            OmniClientError: Naming the field at fault.
+        """
+        modalities = self._modalities(output_modalities)
+        params = self._params(sampling_params, sampling_params_list)
+        entry = params[self._entry_id]
+        if modalities != {"text"} and isinstance(entry, SamplingParams) and entry.n > 1:
+            raise OmniClientError("n > 1 is for text only: ask for one at a time", param="n")
+        return Submit(
+            request_id=request_id,
+            prompt=prompt,
+            params=params,
+            modalities=modalities,
+            voice=self._voice(voice),
+            arrival=arrival,
+            entry_kwargs=entry_kwargs,
+        )
+
+    def _modalities(self, wanted: Sequence[str]) -> frozenset[str]:
+        known = self._pipeline.output_modalities
+        for modality in wanted:
+            if modality not in known:
+                raise OmniClientError(
+                    f"unknown output modality {modality!r}: this model makes {', '.join(known)}",
+                    param="modalities",
+                )
+        if not wanted:
+            raise OmniClientError("ask for at least one output modality", param="modalities")
+        return frozenset(wanted)
+
+    def _voice(self, voice: str | None) -> str | None:
+        if voice is None:
+            return self.voices[0] if self.voices else None
+        for known in self.voices:
+            if known.casefold() == voice.casefold():
+                return known
+        have = f"this model has {', '.join(self.voices)}" if self.voices else "this model has none"
+        raise OmniClientError(f"unknown voice {voice!r}: {have}", param="audio.voice")
+
+    def _params(
+        self,
+        entry: SamplingParams | None,
+        by_stage: Sequence[SamplingParams | Mapping[str, Any] | None] | None,
+    ) -> tuple[SamplingParams | None, ...]:
+        stages = len(self.defaults)
+        overrides = list(by_stage) if by_stage is not None else [None] * stages
+        if len(overrides) != stages:
+            raise OmniClientError(
+                f"one entry per stage is wanted: {stages}, got {len(overrides)}",
+                param="sampling_params_list",
+            )
+        if entry is not None:
+            overrides[self._entry_id] = entry
+        return tuple(
+            None
+            if base is None
+            else constrain(
+                merge_request(base, override, f"sampling_params_list.{i}"), self._constraints[i]
+            )
+            for i, (base, override) in enumerate(zip(self.defaults, overrides, strict=True))
+        )
+
+
+def _samples(stage: StagePlan) -> bool:
+    return stage.stage.engine == "ar"
+
+
+def _constraints(stage: StagePlan, plan: DeploymentPlan) -> Mapping[str, Any]:
+    make = stage.stage.sampling_constraints
+    return {} if make is None else make(plan.hf_config)
+
+
+def _voices(plan: DeploymentPlan) -> tuple[str, ...]:
+    """The checkpoint's speakers, the default one first."""
+    pipeline = plan.pipeline
+    if pipeline.voices is None:
+        return ()
+    voices = pipeline.voices(plan.hf_config, plan.model)
+    default = (pipeline.default_voice or "").casefold()
+    return tuple(sorted(voices, key=lambda voice: voice.casefold() != default))
