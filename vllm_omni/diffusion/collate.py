@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Putting calls of one method together into one forward, and taking its result apart.
+
+A call's signature is the tree of what must agree for that: shapes, dtypes, devices, and values of
+everything that is not batched. Calls with equal signatures run together; a call that agrees with
+no other runs alone, untouched.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from enum import Enum
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vllm_omni.diffusion.calls import Call
+from vllm_omni.diffusion.rules import Batching, CallRules, Ragged
+
+
+class CollationError(Exception):
+    """The result of a batched forward cannot be taken apart."""
+
+
+class Collator:
+    """Runs one method of one component for any number of calls at once.
+
+    Args:
+        function: The component's bound method (the component itself for `forward`).
+        parameters: The method's signature, for the names of positional arguments.
+        rules: What is known about the method.
+        device: Where the component is. Arguments are moved there, results back to where the
+            call's batched arguments were.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: inspect.Signature,
+        rules: CallRules,
+        device: torch.device,
+    ) -> None:
+        self.function = function
+        self.rules = rules
+        self.max_batch = rules.max_batch
+        """Calls per forward; set to 1 when the method proves not to be batchable."""
+        self._device = device
+        self._lists = Batching.LIST in rules.arguments.values()
+        self._positional = [
+            name
+            for name, parameter in parameters.parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        self._digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def describe(self, call: Call) -> None:
+        """Fill in the call's `signature`, `rows` and `length`."""
+        arguments = self._arguments(call)
+        call.rows = self._rows(arguments)
+        lengths: set[int] = set()
+        parts: list[Hashable] = [len(call.args)]
+        for name, value, rule in arguments:
+            parts.append(name)
+            self._sign(value, rule, call.rows, parts, lengths)
+        if len(lengths) > 1:
+            raise ValueError(f"ragged arguments of one call differ in length: {sorted(lengths)}")
+        call.length = lengths.pop() if lengths else 0
+        call.signature = tuple(parts)
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """The calls' results, in order.
+
+        Raises:
+            CollationError: The calls cannot run together after all.
+            Exception: Whatever the forward raises.
+        """
+        first = calls[0]
+        if len(calls) == 1:
+            args, kwargs = first.args, first.kwargs
+        else:
+            args, kwargs = self._collate(calls)
+        if (home := self._home(first)) != self._device:
+            to_device = partial(_move, device=self._device)
+            args = tuple(map_tensors(value, to_device) for value in args)
+            kwargs = {name: map_tensors(value, to_device) for name, value in kwargs.items()}
+        result = self._forward(first, args, kwargs)
+        if home != self._device:
+            result = map_tensors(result, partial(_move, device=home))
+        return [result] if len(calls) == 1 else self._split(result, calls)
+
+    def _forward(self, first: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with ExitStack() as stack:
+            for device_type, dtype in first.autocast:
+                stack.enter_context(torch.autocast(device_type, dtype))
+            return self.function(*args, **kwargs)
+
+    def _arguments(self, call: Call) -> list[tuple[str, Any, Batching | Ragged | None]]:
+        """(name, value, rule) of every argument: positional ones first, then by name."""
+        rules = self.rules.arguments
+        named = []
+        for index, value in enumerate(call.args):
+            name = self._positional[index] if index < len(self._positional) else f"*{index}"
+            named.append((name, value, rules.get(name)))
+        named.extend((name, call.kwargs[name], rules.get(name)) for name in sorted(call.kwargs))
+        return named
+
+    def _home(self, call: Call) -> torch.device:
+        for _, value, _ in self._arguments(call):
+            for tensor in iter_tensors(value):
+                if tensor.ndim:
+                    return tensor.device
+        return self._device
+
+    @staticmethod
+    def _rows(arguments: Sequence[tuple[str, Any, Batching | Ragged | None]]) -> int:
+        default = None
+        for _, value, rule in arguments:
+            if rule is Batching.LIST:
+                return len(value)
+            if rule in (Batching.SHARED, Batching.STACK):
+                continue
+            for tensor in iter_tensors(value):
+                if tensor.ndim and rule is not None:
+                    return tensor.shape[0]
+                if tensor.ndim and default is None:
+                    default = tensor.shape[0]
+        return 1 if default is None else default
+
+    def _sign(
+        self,
+        value: Any,
+        rule: Batching | Ragged | None,
+        rows: int,
+        parts: list[Hashable],
+        lengths: set[int],
+    ) -> None:
+        """Append to `parts` what must agree about `value`."""
+        if isinstance(value, torch.Tensor):
+            kind = resolve(value, rule, rows)
+            parts += [kind, value.dtype, value.device]
+            if kind is Batching.CAT:
+                parts.append(value.shape[1:])
+            elif kind is Batching.SHARED:
+                parts += [value.shape, self._digest(value, cached=rule is Batching.SHARED)]
+            elif isinstance(kind, Ragged):
+                dim = kind.dim % value.ndim
+                lengths.add(value.shape[dim])
+                parts.append((value.shape[1:dim], value.shape[dim + 1 :]))
+        elif rule is Batching.LIST:
+            parts += [rule, frozenset((entry.dtype, entry.device) for entry in value)]
+        elif isinstance(value, Mapping):
+            parts += [type(value), len(value)]
+            for key in value:
+                parts.append(key)
+                self._sign(value[key], rule, rows, parts, lengths)
+        elif isinstance(value, list | tuple):
+            parts += [type(value), len(value)]
+            for entry in value:
+                self._sign(entry, rule, rows, parts, lengths)
+        else:
+            parts += [type(value), value if isinstance(value, _BY_VALUE) else id(value)]
+
+    def _digest(self, tensor: torch.Tensor, cached: bool) -> bytes:
+        if cached and tensor in self._digests:
+            return self._digests[tensor]
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest = hashlib.blake2b(flat.numpy(), digest_size=16).digest()
+        if cached:
+            self._digests[tensor] = digest
+        return digest
+
+    def _collate(self, calls: Sequence[Call]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        first = calls[0]
+        merged = {
+            name: _merge([value, *others], rule, calls)
+            for (name, value, rule), others in zip(
+                self._arguments(first),
+                zip(*([v for _, v, _ in self._arguments(call)] for call in calls[1:]), strict=True),
+                strict=True,
+            )
+        }
+        values = list(merged.values())
+        return tuple(values[: len(first.args)]), {name: merged[name] for name in first.kwargs}
+
+    def _split(self, result: Any, calls: Sequence[Call]) -> list[Any]:
+        """One result per call."""
+        if isinstance(result, torch.Tensor):
+            return self._split_tensor(result, calls)
+        if isinstance(result, Mapping):
+            columns = {key: self._split(value, calls) for key, value in result.items()}
+            return [
+                _mapping(type(result), {key: column[i] for key, column in columns.items()})
+                for i in range(len(calls))
+            ]
+        if self._lists and isinstance(result, list):
+            ends = list(accumulate(call.rows for call in calls))
+            if len(result) != ends[-1]:
+                raise CollationError(f"a list of {len(result)} results for {ends[-1]} rows")
+            return [result[end - call.rows : end] for end, call in zip(ends, calls, strict=True)]
+        if isinstance(result, list | tuple):
+            columns = [self._split(value, calls) for value in result]
+            return [_sequence(type(result), [c[i] for c in columns]) for i in range(len(calls))]
+        if result is None or isinstance(result, _BY_VALUE):
+            return [result] * len(calls)
+        raise CollationError(f"a result of type {type(result).__name__} cannot be taken apart")
+
+    def _split_tensor(self, result: torch.Tensor, calls: Sequence[Call]) -> list[torch.Tensor]:
+        total = sum(call.rows for call in calls)
+        copies = result.shape[0] // total if result.ndim else 0
+        if copies < 1 or copies * total != result.shape[0]:
+            raise CollationError(f"a result of shape {tuple(result.shape)} for {total} rows")
+        if copies > 1 and not self.rules.stacked_outputs:
+            raise CollationError(f"a result of {copies} times the batch size {total}")
+        if copies == 1:
+            pieces = list(result.split([call.rows for call in calls]))
+        else:
+            parts = result.unflatten(0, (copies, total)).split([c.rows for c in calls], dim=1)
+            pieces = [part.flatten(0, 1) for part in parts]
+        if (ragged := self.rules.ragged_output) is not None:
+            for i, call in enumerate(calls):
+                pieces[i] = pieces[i].narrow(ragged.dim, 0, ragged.length(call.length))
+        return pieces
+
+
+_BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
+
+
+def resolve(tensor: torch.Tensor, rule: Batching | Ragged | None, rows: int) -> Batching | Ragged:
+    """What happens to a tensor of a call of `rows` rows."""
+    if rule is None:
+        return Batching.CAT if tensor.ndim and tensor.shape[0] == rows else Batching.SHARED
+    if rule is Batching.STACK and tensor.ndim:
+        return Batching.CAT
+    return rule
+
+
+def _merge(values: Sequence[Any], rule: Batching | Ragged | None, calls: Sequence[Call]) -> Any:
+    """One value for the batched forward, from the same place of each call's arguments."""
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        kind = resolve(first, rule, calls[0].rows)
+        if kind is Batching.CAT:
+            return torch.cat(values)
+        if kind is Batching.STACK:
+            entries = [v.expand(call.rows) for v, call in zip(values, calls, strict=True)]
+            return torch.cat(entries)
+        return _pad(values, kind) if isinstance(kind, Ragged) else first
+    if rule is Batching.LIST:
+        return [entry for value in values for entry in value]
+    if isinstance(first, Mapping):
+        merged = {key: _merge([v[key] for v in values], rule, calls) for key in first}
+        return _mapping(type(first), merged)
+    if isinstance(first, list | tuple):
+        entries = [_merge(entry, rule, calls) for entry in zip(*values, strict=True)]
+        return _sequence(type(first), entries)
+    return first
+
+
+def _pad(values: Sequence[torch.Tensor], rule: Ragged) -> torch.Tensor:
+    """Concatenate along dimension 0, padded at the end of the ragged dimension."""
+    dim = rule.dim % values[0].ndim
+    longest = max(value.shape[dim] for value in values)
+    if all(value.shape[dim] == longest for value in values):
+        return torch.cat(list(values))
+    shape = list(values[0].shape)
+    shape[0], shape[dim] = sum(value.shape[0] for value in values), longest
+    padded = values[0].new_full(shape, rule.fill)
+    row = 0
+    for value in values:
+        target = padded[row : row + value.shape[0]]
+        target.narrow(dim, 0, value.shape[dim]).copy_(value)
+        row += value.shape[0]
+    return padded
+
+
+def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device)
+
+
+def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a tree of mappings, lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from iter_tensors(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from iter_tensors(entry)
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same tree with every tensor replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        mapped = {key: map_tensors(entry, function) for key, entry in value.items()}
+        return _mapping(type(value), mapped)
+    if isinstance(value, list | tuple):
+        return _sequence(type(value), [map_tensors(entry, function) for entry in value])
+    return value
+
+
+def _mapping(cls: type, entries: dict[Any, Any]) -> Any:
+    """A dict, or a model output class that takes its fields by name."""
+    return entries if cls is dict else cls(**entries)
+
+
+def _sequence(cls: type, entries: Iterable[Any]) -> Any:
+    """A list or tuple, or a named tuple."""
+    return cls(entries) if cls in (list, tuple) else cls(*entries)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a program declares itself: what it loads, how its components' calls batch, what it runs.
+
+A program is a module-level `ProgramSpec`, which a stage names by its dotted path
+(`program="vllm_omni.diffusion.programs.code2wav:qwen3_omni"`). The `program` decorator makes one.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vllm_omni.diffusion.rules import CallRules
+from vllm_omni.errors import OmniConfigError
+
+if TYPE_CHECKING:
+    from vllm_omni.diffusion.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """What a loader is given.
+
+    Attributes:
+        model: The checkpoint's folder.
+        device: Where the components go.
+        dtype: The deployment's dtype; None for the program's or checkpoint's own choice.
+        options: The stage's further options from the deploy YAML.
+    """
+
+    model: Path
+    device: torch.device
+    dtype: torch.dtype | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A model that programs call and that the engine runs.
+
+    Attributes:
+        module: The model, in evaluation mode, on its device.
+        methods: Methods that park, with their rules. `forward` means calling the module.
+    """
+
+    module: nn.Module
+    methods: Mapping[str, CallRules] = field(default_factory=lambda: {"forward": CallRules()})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a loader returns.
+
+    Attributes:
+        components: By the name that the program uses.
+        assets: Anything else that the programs of a replica share and do not change.
+    """
+
+    components: Mapping[str, Component]
+    assets: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """A program and what it needs.
+
+    Attributes:
+        name: For logs and error messages.
+        run: The program: ordinary code, run once per request.
+        load: Loads the components, once per replica.
+        modality: What it makes; of outputs that are only an end mark or an error.
+        default_seed: Seed of a request that gives none.
+    """
+
+    name: str
+    run: Callable[["Program"], None]
+    load: Callable[[LoadContext], Loaded]
+    modality: str = "audio"
+    default_seed: int = 0
+
+
+def program(
+    *, load: Callable[[LoadContext], Loaded], modality: str, default_seed: int = 0
+) -> Callable[[Callable[["Program"], None]], ProgramSpec]:
+    """Turn a function into a `ProgramSpec` of the same name."""
+
+    def declare(run: Callable[["Program"], None]) -> ProgramSpec:
+        return ProgramSpec(run.__name__, run, load, modality, default_seed)
+
+    return declare
+
+
+def resolve_program(path: str) -> ProgramSpec:
+    """The program at `module:name`.
+
+    Raises:
+        OmniConfigError: There is none.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        found = vars(importlib.import_module(module_name)).get(name)
+    except ModuleNotFoundError as error:
+        raise OmniConfigError(f"program {path!r}: {error}") from error
+    if not isinstance(found, ProgramSpec):
+        raise OmniConfigError(
+            f"program {path!r}: {module_name!r} has no program {name!r} (a ProgramSpec)"
+        )
+    return found
