@@ -63,7 +63,7 @@ class SetupError(Exception):
     """Set-up cannot go on. The message says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Environment:
     """A virtual environment on disk."""
 
