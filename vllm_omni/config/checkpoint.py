@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint says about itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+from transformers import PretrainedConfig
+
+from vllm_omni.errors import OmniConfigError
+
+
+def load_hf_config(
+    model: str, *, trust_remote_code: bool = False, revision: str | None = None
+) -> PretrainedConfig:
+    """The checkpoint's whole Hugging Face config.
+
+    Args:
+        model: A folder or a name on the hub.
+        trust_remote_code: Run configuration code that comes with the checkpoint.
+        revision: Branch, tag or commit on the hub.
+
+    Raises:
+        OmniConfigError: There is none, or it is of a kind that is not supported.
+    """
+    from vllm.transformers_utils.config import get_config
+    from vllm.transformers_utils.repo_utils import file_or_path_exists
+
+    try:
+        if not file_or_path_exists(model, "config.json", revision) and file_or_path_exists(
+            model, "model_index.json", revision
+        ):
+            raise OmniConfigError(_diffusers_message(model))
+        return get_config(model, trust_remote_code, revision=revision)
+    except OmniConfigError:
+        raise
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise OmniConfigError(f"model {model!r}: its config cannot be loaded: {error}") from error
+
+
+def checkpoint_dtype(hf_config: PretrainedConfig, config_name: str | None) -> str | None:
+    """The type that the weights of a stage were saved in, if the config says it.
+
+    Args:
+        hf_config: The whole config.
+        config_name: Name of the stage's own config within it.
+    """
+    whole = hf_config.to_dict()
+    own = whole.get(config_name) if config_name else None
+    dtype = (own or {}).get("dtype") or whole.get("dtype")
+    return str(dtype).removeprefix("torch.") if dtype else None
+
+
+def _diffusers_message(model: str) -> str:
+    index = Path(model) / "model_index.json"
+    kind = ""
+    if index.is_file():
+        content: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+        kind = f" ({content.get('_class_name')})"
+    return f"model {model!r} is a diffusers pipeline{kind}; these are not yet supported"

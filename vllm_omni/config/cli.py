@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags that `--omni` adds to `vllm serve`, and the plan that a command line describes."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+
+from vllm_omni.config.build import build_plan
+from vllm_omni.config.engine_args import OWNED, engine_arg_types
+from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey, warn_idle
+from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.config.schema import StageKeys
+from vllm_omni.errors import OmniConfigError
+
+logger = init_logger(__name__)
+
+STAGE_INIT_TIMEOUT_S = 300.0
+INIT_TIMEOUT_S = 600.0
+
+_NOT_STAGE_KEYS = frozenset({"model", "served_model_name"})
+"""Engine arguments that belong to the whole deployment."""
+
+
+def add_omni_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add our flags to a parser that has vLLM's serve flags."""
+    group = parser.add_argument_group("Omni", "Pipelines of several stages.")
+    group.add_argument("--omni", action="store_true", help="Serve with vLLM-Omni.")
+    group.add_argument(
+        "--deploy-config",
+        "--stage-configs-path",
+        metavar="FILE",
+        help="Deploy YAML, or the name of a packaged one. Default: that of the model's pipeline.",
+    )
+    group.add_argument(
+        "--stage-overrides",
+        metavar="JSON",
+        help='Stage keys by stage id or name, above all else: \'{"talker": {"max_num_seqs": 4}}\' '
+        "or '{\"stage_1_max_num_seqs\": 4}'.",
+    )
+    group.add_argument(
+        "--default-sampling-params",
+        metavar="JSON",
+        help='Sampling defaults by stage id or name: \'{"0": {"temperature": 0.7}}\'.',
+    )
+    group.add_argument(
+        "--async-chunk",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Stages start before the one above has ended. Default: the deploy file's.",
+    )
+    _add_operation_flags(group)
+    for name, entry in FLAG_IDLE.items():
+        _add_idle_flag(group, name, entry)
+    diffusion = parser.add_argument_group("Omni, not in effect yet", "Accepted, with a warning.")
+    for name, entry in STAGE_IDLE.items():
+        if entry.flag:
+            _add_idle_flag(diffusion, name, entry)
+    return parser
+
+
+def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--stage-init-timeout",
+        type=_positive_seconds,
+        default=STAGE_INIT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="Time that one stage may take to start.",
+    )
+    group.add_argument(
+        "--init-timeout",
+        type=_positive_seconds,
+        default=INIT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="Time that all stages together may take to start.",
+    )
+    group.add_argument(
+        "--log-stats",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Log statistics of every stage.",
+    )
+    group.add_argument(
+        "--worker-backend",
+        choices=("multi_process", "ray"),
+        default="multi_process",
+        help="How stages run; `ray` has no effect yet.",
+    )
+
+
+def _add_idle_flag(group: argparse._ArgumentGroup, name: str, entry: IdleKey) -> None:
+    mark = "Deprecated, without effect." if entry.dead else "No effect yet."
+    options = ["--" + name.replace("_", "-"), *entry.aliases]
+    help_text = f"{mark} {entry.help}".replace("%", "%%")
+    if entry.kind == "bool":
+        negatable = not name.startswith(("no_", "disable_"))
+        action = argparse.BooleanOptionalAction if negatable else "store_true"
+        group.add_argument(*options, dest=name, action=action, default=None, help=help_text)
+        return
+    parse = {"int": int, "float": float, "str": str, "json": _json_value}[entry.kind]
+    group.add_argument(*options, dest=name, type=parse, default=None, help=help_text)
+
+
+def _positive_seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"should be a positive number of seconds, not {text}")
+    return seconds
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(
+            f"not valid JSON at column {error.colno}: {error.msg}"
+        ) from error
+
+
+class _Unset(list):
+    """Default of an argument that was not typed. A list, so that `append` actions can copy it."""
+
+
+def explicit_args(
+    parser: argparse.ArgumentParser, argv: Sequence[str], args: argparse.Namespace
+) -> dict[str, Any]:
+    """The arguments that were typed, even where they equal the default.
+
+    Args:
+        parser: The parser of the `serve` command.
+        argv: What it parsed: everything after `serve`.
+        args: What it made of it.
+    """
+    names = list(vars(args))
+    defaults = {name: parser.get_default(name) for name in names}
+    unset = _Unset()
+    try:
+        parser.set_defaults(**dict.fromkeys(names, unset))
+        typed = vars(parser.parse_args(list(argv)))
+    finally:
+        parser.set_defaults(**defaults)
+    return {
+        name: list(value) if isinstance(value, _Unset) else value
+        for name, value in typed.items()
+        if value is not unset
+    }
+
+
+def is_stage_flag(name: str) -> bool:
+    """Whether a flag of the command line is about stages (and not about the HTTP server)."""
+    if name in _NOT_STAGE_KEYS:
+        return False
+    return (
+        name in engine_arg_types()
+        or name in StageKeys.model_fields
+        or name in STAGE_IDLE
+        or name in FLAG_IDLE
+    )
+
+
+def plan_from_args(args: argparse.Namespace, explicit: Mapping[str, Any]) -> DeploymentPlan:
+    """The deployment that a command line describes.
+
+    Args:
+        args: All arguments; those of `add_omni_args` and vLLM's serve flags.
+        explicit: From `explicit_args`.
+
+    Raises:
+        OmniConfigError: Something is wrong; the message names the flag or key and the fix.
+    """
+    for name in sorted(OWNED.keys() & explicit.keys()):
+        raise OmniConfigError(f"--{name.replace('_', '-')}: may not be set: {OWNED[name]}")
+    if args.worker_backend == "ray":
+        warn_idle(logger.warning, "--worker-backend ray", "worker_backend", IdleKey("Run on Ray."))
+    return build_plan(
+        _model(args),
+        deploy_config=args.deploy_config,
+        cli={name: value for name, value in explicit.items() if is_stage_flag(name)},
+        stage_overrides=args.stage_overrides,
+        default_sampling_params=args.default_sampling_params,
+        async_chunk=args.async_chunk,
+        stage_init_timeout=args.stage_init_timeout,
+        init_timeout=args.init_timeout,
+        log_stats=args.log_stats,
+        served_model_name=args.served_model_name,
+    )
+
+
+def _model(args: argparse.Namespace) -> str:
+    tag = vars(args).get("model_tag")
+    return tag if tag is not None else args.model

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading deploy files and stage overrides."""
+
+import json
+import re
+from collections.abc import Hashable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from vllm_omni.config.merge import merge_deploy, merge_stage
+from vllm_omni.config.pipeline import Pipeline
+from vllm_omni.config.problems import (
+    Problem,
+    config_error,
+    did_you_mean,
+    from_validation_error,
+)
+from vllm_omni.config.schema import DeployConfig, StageOverride
+from vllm_omni.errors import OmniConfigError
+
+PACKAGED = "vllm_omni.deploy"
+
+
+class LoadedDeploy(NamedTuple):
+    """A deploy config and the name of the place it came from."""
+
+    config: DeployConfig
+    source: str
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that takes a key given twice for the mistake that it is."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            name, line = key_node.value, key_node.start_mark.line + 1
+            if isinstance(name, str) and name != "<<" and name in seen:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"key {name!r} was already given in line {seen[name]}",
+                    key_node.start_mark,
+                )
+            if isinstance(name, str):
+                seen[name] = line
+        return super().construct_mapping(node, deep)
+
+
+def packaged_deploys() -> dict[str, Path]:
+    """Deploy files that come with the package, by pipeline name."""
+    folder = Path(str(files(PACKAGED)))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_deploy(name: str | Path) -> Path:
+    """The path of a deploy file: a path, or the name of a packaged one."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    packaged = packaged_deploys()
+    stem = str(name).removesuffix(".yaml")
+    if stem in packaged:
+        return packaged[stem]
+    raise OmniConfigError(
+        f"deploy config {str(name)!r} is neither a file nor a packaged one "
+        f"({', '.join(packaged) or 'there are none'}){did_you_mean(stem, packaged)}"
+    )
+
+
+def load_deploy(source: str | Path | Mapping[str, Any] | DeployConfig | None) -> LoadedDeploy:
+    """A deploy config from a file, a packaged file's name, a mapping or an object."""
+    if source is None:
+        return LoadedDeploy(DeployConfig(), "deploy config")
+    if isinstance(source, DeployConfig):
+        return LoadedDeploy(source, "deploy config")
+    if isinstance(source, Mapping):
+        return LoadedDeploy(DeployConfig.parse(source, "deploy config"), "deploy config")
+    path = find_deploy(source)
+    return LoadedDeploy(DeployConfig.parse(_read_with_bases(path, ()), str(path)), str(path))
+
+
+def for_platform(loaded: LoadedDeploy, platform: str) -> LoadedDeploy:
+    """The config with the overlay of `platform` applied and all overlays gone."""
+    raw = loaded.config.as_mapping()
+    overlay = (raw.pop("platforms", None) or {}).get(platform) or {}
+    return LoadedDeploy(
+        DeployConfig.parse(merge_deploy(raw, overlay), loaded.source), loaded.source
+    )
+
+
+def _read_with_bases(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in chain:
+        names = " -> ".join(p.name for p in (*chain, path))
+        raise OmniConfigError(f"{path}: base_config: files build on each other: {names}")
+    raw = _read_yaml(path)
+    DeployConfig.parse(raw, str(path))
+    base = raw.pop("base_config", None)
+    if base is None:
+        return raw
+    base_path = path.parent / base
+    if not base_path.is_file():
+        raise OmniConfigError(f"{path}: base_config = {base!r}: there is no file {base_path}")
+    return merge_deploy(_read_with_bases(base_path, (*chain, path)), raw)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OmniConfigError(f"{path}: not valid YAML: {error}") from error
+    except OSError as error:
+        raise OmniConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise OmniConfigError(f"{path}: should be a mapping of keys, not a {type(raw).__name__}")
+    return raw
+
+
+def parse_json(text: str, where: str) -> dict[str, Any]:
+    """A JSON object given on the command line."""
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OmniConfigError(
+            f"{where}: not valid JSON at line {error.lineno} column {error.colno}: {error.msg}"
+        ) from error
+    if not isinstance(raw, dict):
+        raise OmniConfigError(f"{where}: should be a JSON object, not {raw!r}")
+    return raw
+
+
+def find_stage(pipeline: Pipeline, name: str, where: str) -> int:
+    """The id of the stage that is called by its id or its name."""
+    names = [stage.name for stage in pipeline.stages]
+    if name in names:
+        return names.index(name)
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
+    known = ", ".join(f"{i} ({n})" for i, n in enumerate(names))
+    raise OmniConfigError(
+        f"{where}: pipeline {pipeline.name!r} has no stage {name!r}{did_you_mean(name, names)}; "
+        f"stages are {known}"
+    )
+
+
+_DOTTED = re.compile(r"stage_(?P<stage>\d+)_(?P<key>\w+)|(?P<name>\w+)\.(?P<field>\w+)")
+
+
+def split_dotted(key: str) -> tuple[str, str] | None:
+    """`stage_1_max_num_seqs` or `talker.max_num_seqs` as stage and key."""
+    match = _DOTTED.fullmatch(key)
+    if match is None:
+        return None
+    return match["stage"] or match["name"], match["key"] or match["field"]
+
+
+def parse_overrides(
+    overrides: str | Mapping[str, Any] | None, pipeline: Pipeline, where: str
+) -> dict[int, StageOverride]:
+    """Overrides by stage id.
+
+    Args:
+        overrides: `{"1": {"max_num_seqs": 4}}`, `{"talker": {...}}` or
+            `{"stage_1_max_num_seqs": 4}`, as a mapping or JSON.
+        pipeline: Whose stages they name.
+        where: Names the place in errors.
+    """
+    if isinstance(overrides, str):
+        overrides = parse_json(overrides, where)
+    by_stage: dict[int, dict[str, Any]] = {}
+    labels: dict[int, str] = {}
+    for key, value in (overrides or {}).items():
+        dotted = split_dotted(str(key))
+        label, values = dotted[0] if dotted else str(key), value
+        if dotted:
+            values = {dotted[1]: value}
+        elif not isinstance(value, Mapping):
+            problem = Problem(label, value, "should be a mapping of stage keys")
+            raise config_error(where, [problem])
+        stage_id = find_stage(pipeline, label, where)
+        labels.setdefault(stage_id, label)
+        by_stage[stage_id] = merge_stage(by_stage.get(stage_id, {}), values)
+    return {i: _override(values, where, labels[i]) for i, values in sorted(by_stage.items())}
+
+
+def _override(values: Mapping[str, Any], where: str, label: str) -> StageOverride:
+    try:
+        return StageOverride.model_validate(values)
+    except ValidationError as error:
+        raise from_validation_error(where, error, (label,)) from None

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resolved deployment: what runs where, with which settings.
+
+`build_plan` (in `build.py`) makes it; engines and orchestrator only read it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from vllm_omni.config.pipeline import Pipeline, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSpec:
+    """A connector to make.
+
+    Attributes:
+        name: Its class, as users write it (`SharedMemoryConnector`).
+        extra: Its settings, mixed with those of the edge (chunk sizes, ...).
+    """
+
+    name: str = "SharedMemoryConnector"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionStageConfig:
+    """Settings of a stage on the call-batching engine.
+
+    Attributes:
+        model: Folder or hub name of the checkpoint.
+        device: Kind of device, as torch names it (`cpu`, `cuda`, ...).
+        dtype: Torch dtype's name, or `auto` for the family's own choice.
+        max_batch: Most requests in one batched call.
+        enforce_eager: Neither CUDA graphs nor compilation.
+        load_format: `auto`, or `dummy` for random weights.
+        gpu_memory_utilization: Share of the device, if one was given.
+    """
+
+    model: str
+    device: str
+    dtype: str = "auto"
+    max_batch: int = 32
+    enforce_eager: bool = False
+    load_format: str = "auto"
+    trust_remote_code: bool = False
+    revision: str | None = None
+    gpu_memory_utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage of a deployment.
+
+    Attributes:
+        stage: What the pipeline says about it.
+        stage_id: Its index in the pipeline.
+        num_replicas: Copies to run.
+        devices: For each replica, its devices: `("0", "1")` or `("cpu",)`. Indices count the
+            devices that the planning process may see.
+        engine_args: For `ar`: arguments of `AsyncEngineArgs`, complete but for what the engine
+            itself adds (architecture, worker, scheduler, `additional_config`). Empty else.
+        diffusion: For `diffusion`: its settings. None else.
+        default_sampling: Sampling defaults below those of a request; the pipeline's
+            `sampling_constraints` are not in here.
+        env: Environment variables for its processes.
+        input_connectors: By name of the upstream stage.
+        output_connectors: By name of the downstream stage.
+        sources: For each setting, where its value came from. For logs and errors.
+    """
+
+    stage: Stage
+    stage_id: int
+    num_replicas: int
+    devices: tuple[tuple[str, ...], ...]
+    engine_args: Mapping[str, Any]
+    diffusion: DiffusionStageConfig | None
+    default_sampling: Mapping[str, Any]
+    env: Mapping[str, str]
+    input_connectors: Mapping[str, ConnectorSpec]
+    output_connectors: Mapping[str, ConnectorSpec]
+    sources: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.stage.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentPlan:
+    """A pipeline, ready to be started.
+
+    Attributes:
+        model: Folder or hub name of the checkpoint.
+        served_model_names: Names that clients may use; the first one is used in replies.
+        pipeline: The model family.
+        hf_config: The checkpoint's whole config.
+        platform: Key of the `platforms:` overlay that was applied.
+        async_chunk: Stages start before the one above has ended.
+        stages: One for each stage of the pipeline, in order.
+        stage_init_timeout: Seconds that one stage may take to start.
+        init_timeout: Seconds that all of them may take.
+        log_stats: Log statistics.
+        deploy_source: The deploy file in use, for logs.
+    """
+
+    model: str
+    served_model_names: tuple[str, ...]
+    pipeline: Pipeline
+    hf_config: PretrainedConfig
+    platform: str
+    async_chunk: bool
+    stages: tuple[StagePlan, ...]
+    stage_init_timeout: float = 300.0
+    init_timeout: float = 600.0
+    log_stats: bool = False
+    deploy_source: str = "deploy config"
+
+    @property
+    def entry(self) -> StagePlan:
+        """The stage that takes the client's prompt."""
+        return self.stage(self.pipeline.entry.name)
+
+    def stage(self, name: str) -> StagePlan:
+        """The stage of that name."""
+        return self.stages[self.pipeline.stage_id(name)]
+
+    def connector(self, source: str, target: str) -> ConnectorSpec:
+        """The connector of an edge."""
+        return self.stage(target).input_connectors[source]
+
+    def edge_extra(self, source: str, target: str) -> Mapping[str, Any]:
+        """What `EdgeContext.extra` of an edge holds."""
+        return self.connector(source, target).extra

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one schema of a deployment: YAML keys, command-line flags and docs come from here.
+
+A key of a stage is one of three: a field below, any field of vLLM's `AsyncEngineArgs` (see
+`engine_args.py`), or a key that is accepted without effect (see `idle.py`). Anything else is an
+error that names the nearest known key.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from vllm_omni.config.devices import normalize_devices
+from vllm_omni.config.engine_args import OWNED, coerce_engine_arg, engine_arg_types
+from vllm_omni.config.idle import DEPLOY_IDLE, EXTRAS_IDLE, STAGE_IDLE, IdleKey
+from vllm_omni.config.problems import (
+    UNKNOWN_KEYS,
+    Problem,
+    did_you_mean,
+    from_validation_error,
+)
+
+PLATFORMS = ("cpu", "cuda", "musa", "npu", "rocm", "xpu")
+
+Engine = Literal["ar", "diffusion"]
+AR: tuple[Engine, ...] = ("ar",)
+BOTH: tuple[Engine, ...] = ("ar", "diffusion")
+
+
+def key(
+    description: str,
+    *,
+    engines: tuple[Engine, ...] = BOTH,
+    flag: tuple[Engine, ...] = (),
+    **constraints: Any,
+) -> Any:
+    """A key that is not set by default.
+
+    Args:
+        description: For the docs and the flag's help.
+        engines: Engines of the stages on which it has an effect.
+        flag: Engines of the stages that the command-line flag of the same name goes to.
+        constraints: Pydantic's (`ge`, ...).
+    """
+    extra = {"engines": list(engines), "flag": list(flag)}
+    return Field(default=None, description=description, json_schema_extra=extra, **constraints)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("should be a number, not a boolean")
+    return value
+
+
+def _max_model_len(value: Any) -> Any:
+    if value == "auto":
+        return -1
+    if value in (0, False):
+        raise ValueError("should be at least 1, or auto")
+    return _number(value)
+
+
+def _env_value(value: Any) -> Any:
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+EnvValue = Annotated[str, BeforeValidator(_env_value)]
+Int = Annotated[int, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number)]
+
+
+class Section(BaseModel):
+    """A mapping of the deploy file. It rejects unknown keys itself, to say them well."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    idle_keys: ClassVar[Mapping[str, IdleKey]] = {}
+    takes_engine_args: ClassVar[bool] = False
+    misplaced: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        checked: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for name, value in raw.items():
+            if name in cls.model_fields or name in cls.idle_keys:
+                checked[name] = value
+                continue
+            try:
+                checked[str(name)] = cls._check_extra(str(name), value)
+            except ValueError as error:
+                problems.append(Problem(str(name), value, str(error)))
+        if problems:
+            raise PydanticCustomError(UNKNOWN_KEYS, "unknown keys", {"problems": problems})
+        return checked
+
+    @classmethod
+    def _check_extra(cls, name: str, value: Any) -> Any:
+        """The value of a key that is no field; ValueError if it is not allowed or wrong."""
+        if cls.takes_engine_args and name in engine_arg_types():
+            return coerce_engine_arg(name, value)
+        if cls.takes_engine_args and name in OWNED:
+            raise ValueError(f"may not be set: {OWNED[name]}")
+        if name in cls.misplaced:
+            raise ValueError(f"unknown key here: {cls.misplaced[name]}")
+        raise ValueError("unknown key" + did_you_mean(name, cls.known_keys()))
+
+    @classmethod
+    def known_keys(cls) -> tuple[str, ...]:
+        """All keys that the section takes; own ones first."""
+        vllm = tuple(engine_arg_types()) if cls.takes_engine_args else ()
+        return tuple(dict.fromkeys((*cls.model_fields, *cls.idle_keys, *vllm)))
+
+    def given(self) -> dict[str, Any]:
+        """Keys that were given a value, idle ones included."""
+        names = [*(n for n in type(self).model_fields if n in self.model_fields_set)]
+        values = {name: self.__dict__[name] for name in names} | (self.model_extra or {})
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class ConnectorConfig(Section):
+    """How tensors travel between two stages."""
+
+    name: str = Field(description="Connector class (`SharedMemoryConnector`, ...).")
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of the connector, and of the edge (`codec_chunk_frames`, ...).",
+    )
+
+
+class StageKeys(Section):
+    """Keys of a stage that have an effect; vLLM's come on top."""
+
+    idle_keys: ClassVar[Mapping[str, IdleKey]] = STAGE_IDLE
+    takes_engine_args: ClassVar[bool] = True
+    misplaced: ClassVar[Mapping[str, str]] = {
+        "connectors": "connectors are defined at the top level",
+        "platforms": "platforms are a top-level key",
+        "runtime": "write its keys (devices, ...) into the stage itself",
+    }
+
+    devices: Annotated[str, BeforeValidator(normalize_devices)] | None = key(
+        'Devices of all replicas together: `"0"`, `"0,1"` or `cpu`. Indices count the devices '
+        "that this process may see. Replicas take equal shares in order; repeat an index to let "
+        "replicas share a device."
+    )
+    num_replicas: Int | None = key("Copies of the stage. Default 1.", ge=1)
+    env: dict[str, EnvValue] | None = key("Environment variables for the stage's processes.")
+    input_connectors: dict[str, str] | None = key(
+        "Connector of each incoming edge: `{from_stage_0: <connector>}`. Default: shared memory."
+    )
+    output_connectors: dict[str, str] | None = key(
+        "The same from the sending side: `{to_stage_1: <connector>}`."
+    )
+    default_sampling_params: dict[str, Any] | None = key(
+        "Sampling defaults, below those of a request."
+    )
+    subtalker_sampling_params: dict[str, Any] | None = key(
+        "Sampling of a talker's codebooks after the first (`temperature`, `top_k`, `top_p`).",
+        engines=AR,
+    )
+    max_num_seqs: Int | None = key("Most requests in one batch.", engines=BOTH, flag=BOTH, ge=1)
+    enforce_eager: bool | None = key(
+        "Neither CUDA graphs nor compilation.", engines=BOTH, flag=BOTH
+    )
+    dtype: str | None = key(
+        "Type of weights and activations. On a CPU, the default is the checkpoint's own.",
+        engines=BOTH,
+        flag=BOTH,
+    )
+    load_format: str | None = key(
+        "How weights are loaded; `dummy` makes random ones.", engines=BOTH, flag=BOTH
+    )
+    trust_remote_code: bool | None = key(
+        "Run code that comes with the checkpoint.", engines=BOTH, flag=BOTH
+    )
+    revision: str | None = key("Revision of the checkpoint.", engines=BOTH, flag=BOTH)
+    gpu_memory_utilization: Float | None = key(
+        "Share of a device's memory for one replica. The shares of all stages on a device must "
+        "not exceed 1.",
+        flag=AR,
+        gt=0,
+        le=1,
+    )
+    kv_cache_memory_bytes: Int | None = key(
+        "Size of the KV cache, instead of what `gpu_memory_utilization` leaves.",
+        engines=AR,
+        flag=AR,
+        ge=1,
+    )
+    tensor_parallel_size: Int | None = key(
+        "Devices that share one replica's weights.", engines=AR, flag=AR, ge=1
+    )
+    pipeline_parallel_size: Int | None = key(
+        "Devices that take one replica's layers in turn.", engines=AR, flag=AR, ge=1
+    )
+    data_parallel_size: Int | None = key(
+        "vLLM's data parallelism inside of one replica.", engines=AR, flag=AR, ge=1
+    )
+    max_num_batched_tokens: Int | None = key(
+        "Most tokens in one engine step.", engines=AR, flag=AR, ge=1
+    )
+    max_model_len: Annotated[int, BeforeValidator(_max_model_len)] | None = key(
+        "Longest sequence; `auto` takes what fits.", engines=AR, flag=AR, ge=-1
+    )
+
+
+class EngineExtras(StageKeys):
+    """Further keys of a stage, as existing deploy files write them."""
+
+    idle_keys: ClassVar[Mapping[str, IdleKey]] = {**STAGE_IDLE, **EXTRAS_IDLE}
+
+
+class StageOverride(StageKeys):
+    """What `--stage-overrides` may change about a stage."""
+
+    engine_extras: EngineExtras | None = key("More keys of the same kind, kept for old files.")
+    engine_args: EngineExtras | None = key("As `engine_extras`.")
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "StageOverride":
+        seen: dict[str, tuple[str, Any]] = {}
+        for place, values in self._places():
+            for name, value in values.items():
+                if name in seen and seen[name][1] != value:
+                    raise ValueError(
+                        f"{name!r} is given twice: {seen[name][1]!r} in {seen[name][0]} "
+                        f"and {value!r} in {place}"
+                    )
+                seen[name] = (place, value)
+        return self
+
+    def _places(self) -> list[tuple[str, dict[str, Any]]]:
+        nested = ("engine_extras", "engine_args")
+        places = [("the stage", {k: v for k, v in self.given().items() if k not in nested})]
+        for name, extras in zip(nested, (self.engine_extras, self.engine_args), strict=True):
+            if extras is not None:
+                places.append((name, extras.given()))
+        return places
+
+    def settings(self) -> dict[str, Any]:
+        """Given keys with effect, `engine_extras` and `engine_args` folded in."""
+        merged: dict[str, Any] = {}
+        for _, values in self._places():
+            merged |= values
+        merged.pop("stage_id", None)
+        return {k: v for k, v in merged.items() if k not in EngineExtras.idle_keys}
+
+    def idle(self) -> dict[str, IdleKey]:
+        """Given keys without effect."""
+        table = EngineExtras.idle_keys
+        return {k: table[k] for _, values in self._places() for k in values if k in table}
+
+
+class StageDeployConfig(StageOverride):
+    """An entry of `stages`."""
+
+    stage_id: Int = Field(ge=0, description="Which stage of the pipeline, counted from 0.")
+
+
+class PipelineWide(Section):
+    """Keys that every stage shares unless it sets its own."""
+
+    trust_remote_code: bool | None = key("As the stage key, for all stages.")
+    dtype: str | None = key("As the stage key, for all stages.")
+    distributed_executor_backend: str | None = key("vLLM's, for all stages.", engines=AR)
+    quantization: str | None = key("vLLM's, for all stages.", engines=AR)
+    enable_prefix_caching: bool | None = key("vLLM's, for all stages.", engines=AR)
+    enable_chunked_prefill: bool | None = key("vLLM's, for all stages.", engines=AR)
+    data_parallel_size: Int | None = key("As the stage key, for all stages.", engines=AR, ge=1)
+    pipeline_parallel_size: Int | None = key("As the stage key, for all stages.", engines=AR, ge=1)
+    weight_transfer_config: dict[str, Any] | None = key("vLLM's, for all stages.", engines=AR)
+
+    def pipeline_wide(self, engine: Engine) -> dict[str, Any]:
+        """Given values that a stage of that engine takes."""
+        return {
+            name: self.__dict__[name]
+            for name in PipelineWide.model_fields
+            if self.__dict__[name] is not None and engine in engines_of(PipelineWide, name)
+        }
+
+
+class PlatformOverlay(PipelineWide):
+    """What differs on one platform."""
+
+    stages: tuple[StageDeployConfig, ...] = Field(
+        default=(), description="Stage entries, matched by `stage_id`."
+    )
+    connectors: dict[str, ConnectorConfig] | None = key("Connectors, matched by name.")
+    async_chunk: bool | None = key("As at the top level.")
+
+
+class DeployConfig(PipelineWide):
+    """A deploy file."""
+
+    idle_keys: ClassVar[Mapping[str, IdleKey]] = DEPLOY_IDLE
+    misplaced: ClassVar[Mapping[str, str]] = {
+        name: "it is a stage key; put it into an entry of 'stages'"
+        for name in (*StageKeys.model_fields, *STAGE_IDLE, "engine_extras", "engine_args")
+        if name not in (*PipelineWide.model_fields, *DEPLOY_IDLE, "async_chunk")
+    } | {"stage_args": "that is the format of old releases; its successor is 'stages'"}
+
+    pipeline: str | None = key("Name of the pipeline; default: found from the checkpoint.")
+    base_config: str | None = key("Another deploy file, relative to this one, to build on.")
+    async_chunk: bool | None = key(
+        "Stages start before the one above has ended. Default: the pipeline's."
+    )
+    connectors: dict[str, ConnectorConfig] | None = key("Connectors by a name of your choice.")
+    stages: tuple[StageDeployConfig, ...] = Field(
+        default=(), description="One entry for each stage that differs from the defaults."
+    )
+    platforms: dict[str, PlatformOverlay] | None = key(
+        f"What differs on a platform ({', '.join(PLATFORMS)}); wins over the rest of the file."
+    )
+    stage_overrides: dict[str, Any] | None = key(
+        "As the flag `--stage-overrides`; wins over `stages` and `platforms`."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "DeployConfig":
+        for name in self.platforms or {}:
+            if name not in PLATFORMS:
+                raise ValueError(
+                    f"platforms.{name}: unknown platform{did_you_mean(name, PLATFORMS)} "
+                    f"(known: {', '.join(PLATFORMS)})"
+                )
+        _unique_stage_ids(self.stages, "stages")
+        for name, overlay in (self.platforms or {}).items():
+            _unique_stage_ids(overlay.stages, f"platforms.{name}.stages")
+        return self
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], where: str) -> "DeployConfig":
+        """A validated config; any mistake is one `OmniConfigError` that names `where`."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise from_validation_error(where, error) from None
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The mapping that it was made of."""
+        return self.model_dump(exclude_unset=True)
+
+
+def _unique_stage_ids(stages: tuple[StageDeployConfig, ...], where: str) -> None:
+    ids = [stage.stage_id for stage in stages]
+    for position, stage_id in enumerate(ids):
+        if stage_id in ids[:position]:
+            raise ValueError(
+                f"{where}[{position}].stage_id = {stage_id}: already used by "
+                f"{where}[{ids.index(stage_id)}]"
+            )
+
+
+def engines_of(section: type[Section], name: str) -> tuple[Engine, ...]:
+    """Engines on which a key has an effect; a key that is only vLLM's has one on `ar`."""
+    return _meta(section, name, "engines")
+
+
+def flag_engines_of(name: str) -> tuple[Engine, ...]:
+    """Engines of the stages that a command-line flag of that name goes to."""
+    return _meta(StageOverride, name, "flag")
+
+
+def _meta(section: type[Section], name: str, entry: str) -> tuple[Engine, ...]:
+    field = section.model_fields.get(name)
+    if field is None:
+        return AR
+    extra = field.json_schema_extra
+    return tuple(extra[entry]) if isinstance(extra, dict) else BOTH  # type: ignore[arg-type]
