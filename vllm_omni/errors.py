@@ -15,7 +15,7 @@ class OmniError(Exception):
 
 
 class OmniConfigError(OmniError, ValueError):
-    """A pipeline, deploy file, flag or override is wrong. The message names the place and the fix."""
+    """A pipeline, deploy file, flag or override is wrong; the message names place and fix."""
 
 
 class OmniClientError(OmniError, ValueError):

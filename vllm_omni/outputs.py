@@ -151,9 +151,19 @@ class OmniRequestOutput(RequestOutput):
         made.error_type = None
         return made
 
+    @classmethod
+    def join(cls, parts: "list[OmniRequestOutput]") -> "OmniRequestOutput":
+        """One output out of a modality's successive ones: sound is joined, text is the last."""
+        last = parts[-1]
+        pieces = [part.audio for part in parts if part.audio is not None]
+        if pieces:
+            samples = np.concatenate([piece.samples for piece in pieces])
+            last.audio = AudioOutput(samples, pieces[0].sample_rate)
+        return last
+
     @property
     def multimodal_output(self) -> dict[str, Any]:
-        """The non-text result by modality, as vLLM-Omni's users read it: `{"audio": ndarray, "sr": Hz}`."""
+        """The non-text result, as vLLM-Omni's users read it: `{"audio": ndarray, "sr": Hz}`."""
         if self.audio is None:
             return {}
         return {"audio": self.audio.samples, "sr": self.audio.sample_rate}

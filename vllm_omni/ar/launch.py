@@ -22,7 +22,6 @@ from vllm.v1.executor.abstract import Executor
 from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
-from vllm_omni.ar.wire import FrameSampling
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.handles import RowSpan
 
@@ -76,12 +75,7 @@ def engine_config(
     return AsyncEngineArgs(**args).create_engine_config()
 
 
-def launch_replica(
-    vllm_config: VllmConfig,
-    *,
-    log_stats: bool = False,
-    frame_sampling: FrameSampling | None = None,
-) -> ArReplica:
+def launch_replica(vllm_config: VllmConfig, *, log_stats: bool = False) -> ArReplica:
     """Start an engine core and its front end; returns when the model is loaded.
 
     Raises whatever vLLM raises when the engine does not come up.
@@ -100,7 +94,7 @@ def launch_replica(
             log_requests=False,
             discard=discard,
         )
-    return ArReplica(llm, connector, frame_sampling)
+    return ArReplica(llm, connector)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.ar.frontend import StageLLM
-from vllm_omni.ar.wire import FrameSampling, RowUpdate, StageRequest, attach_request
+from vllm_omni.ar.wire import RowUpdate, StageRequest, attach_request, frame_sampling
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.inputs import RowInput, RowPrompt, StageInput
 from vllm_omni.outputs import StageOutput, TokenOutput
@@ -33,15 +33,11 @@ class ArReplica(StageReplica):
     Args:
         llm: The front end; its engine core runs.
         connector: For freeing rows of requests that ended before their rows were sent on.
-        frame_sampling: The stage's default for drawing inside of a frame.
     """
 
-    def __init__(
-        self, llm: StageLLM, connector: OmniConnector, frame_sampling: FrameSampling | None = None
-    ) -> None:
+    def __init__(self, llm: StageLLM, connector: OmniConnector) -> None:
         self.llm = llm
         self._connector = connector
-        self._frame_sampling = frame_sampling or FrameSampling()
         self._live: dict[str, _Live] = {}
         self._step: list[StageOutput] = []
         self._failure: Exception | None = None
@@ -79,11 +75,7 @@ class ArReplica(StageReplica):
         params = params.clone()
         params.output_kind = RequestOutputKind.DELTA
         params.detokenize = False
-        frames = self._frame_sampling
-        if params.temperature == 0:
-            frames = FrameSampling(seed=params.seed)
-        elif params.seed is not None:
-            frames = FrameSampling(frames.temperature, frames.top_k, frames.top_p, params.seed)
+        frames = frame_sampling(params)
         attach_request(params, StageRequest(request_id, emit, prompt.rows, frames))
         return params
 

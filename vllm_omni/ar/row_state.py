@@ -16,7 +16,7 @@ from vllm_omni.ar.wire import FrameSampling as FrameSamplingParams
 from vllm_omni.ar.wire import StageRequest
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.inputs import RowInput
-from vllm_omni.models.interfaces import FrameSampling, Frames, RowDriven
+from vllm_omni.models.interfaces import Frames, FrameSampling, RowDriven
 
 _POSITIONS = "positions"
 
@@ -197,9 +197,7 @@ class RowState:
         (positions come with prompts only) are cut to the spans that have them."""
         parts: dict[str, list[torch.Tensor]] = {}
         for span in rows.spans:
-            payload = self._connector.get(
-                self._source, self._target, span.handle.key, span.handle
-            )
+            payload = self._connector.get(self._source, self._target, span.handle.key, span.handle)
             for name, tensor in payload.items():
                 parts.setdefault(name, []).append(tensor)
         return {name: torch.cat(tensors) for name, tensors in parts.items()}

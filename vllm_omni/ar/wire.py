@@ -52,6 +52,34 @@ class RowUpdate(msgspec.Struct, frozen=True, array_like=True):
     rows: RowInput
 
 
+def frame_sampling(params: SamplingParams) -> FrameSampling:
+    """How to draw inside of a frame, given a talker's sampling parameters.
+
+    `extra_args["subtalker_sampling_params"]` says so. A greedy talker is greedy throughout, as in
+    transformers, and the request's seed is the frame's seed.
+    """
+    if params.temperature == 0:
+        return FrameSampling(seed=params.seed)
+    wanted = (params.extra_args or {}).get("subtalker_sampling_params", {})
+    known = {"temperature", "top_k", "top_p", "seed"}
+    return msgspec.convert(
+        {"seed": params.seed, **{k: v for k, v in wanted.items() if k in known}},
+        _FrameSamplingFields,
+    ).frozen()
+
+
+class _FrameSamplingFields(msgspec.Struct):
+    """`FrameSampling` by field name, with the defaults of a sampled frame."""
+
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 0.8
+    seed: int | None = None
+
+    def frozen(self) -> FrameSampling:
+        return FrameSampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
 _request_decoder = msgspec.msgpack.Decoder(StageRequest)
 _updates_decoder = msgspec.msgpack.Decoder(list[RowUpdate])
 _spans_decoder = msgspec.msgpack.Decoder(list[RowSpan])

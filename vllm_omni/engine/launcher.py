@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting every stage of a deployment, in an order that each platform allows."""
+"""Starting every stage of a deployment.
+
+Stages start one after the other from the calling thread: on CPU their processes are forked, and the
+environment that a stage's processes inherit is this process's own.
+"""
 
 import os
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from vllm_omni.ar.frontend import StageLLM
@@ -20,20 +21,25 @@ from vllm_omni.ar.launch import (
 )
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
-from vllm_omni.ar.wire import FrameSampling
 from vllm_omni.config.plan import ConnectorSpec, DeploymentPlan, StagePlan
 from vllm_omni.connectors.factory import create_connector
+from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.client import DiffusionReplica
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
-from vllm_omni.models.hf_overrides import stage_config_override
+from vllm_omni.errors import OmniError
+from vllm_omni.models.hf_overrides import talker_config
 from vllm_omni.replica import StageReplica
 
 logger = init_logger(__name__)
 
 CLIENT = "client"
 """Name of the receiving end of what a final stage makes."""
+
+
+class StageStartError(OmniError, RuntimeError):
+    """A stage did not come up; says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,12 @@ class LaunchedPipeline:
     plan: DeploymentPlan
     engine: OmniEngine
     entry_llm: StageLLM
+    deployment_id: str
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Stop everything. Idempotent."""
+        """Stop everything and leave nothing behind. Idempotent."""
         self.engine.shutdown(timeout)
+        sweep(self.deployment_id)
 
 
 def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
@@ -56,8 +64,10 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         StageStartError: A stage did not come up.
     """
     prepare_platform()
-    deployment_id = uuid.uuid4().hex[:12]
+    sweep_stale()
+    deployment_id = new_deployment_id()
     with ExitStack() as undo:
+        undo.callback(sweep, deployment_id)
         pools = []
         for stage in plan.stages:
             replicas = []
@@ -72,4 +82,137 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         undo.pop_all()
     entry = pools[plan.pipeline.stage_id(plan.pipeline.entry.name)].replica(0)
     assert isinstance(entry, ArReplica)
-    return LaunchedPipeline(plan, engine, entry.llm)
+    return LaunchedPipeline(plan, engine, entry.llm, deployment_id)
+
+
+def _launch(
+    plan: DeploymentPlan, stage: StagePlan, replica_id: int, deployment_id: str
+) -> StageReplica:
+    """Start one replica of a stage; blocks until it is ready.
+
+    Raises:
+        StageStartError: It did not come up.
+    """
+    logger.info("Starting stage %s replica %d", stage.name, replica_id)
+    try:
+        with _environment(_stage_env(plan, stage, replica_id)):
+            if stage.diffusion is not None:
+                return _launch_diffusion(plan, stage, deployment_id)
+            return _launch_ar(plan, stage, deployment_id)
+    except OmniError:
+        raise
+    except Exception as error:  # Engines raise anything; the caller wants to know which stage.
+        raise StageStartError(
+            f"stage {stage.name!r} (replica {replica_id}) did not start: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _launch_ar(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> ArReplica:
+    spec = stage.stage
+    place = _place(plan, stage, deployment_id)
+    if spec.arch is not None:
+        preload_model_class(spec.arch if spec.row_driven else plan.pipeline.architectures[0])
+    overrides = talker_config if spec.row_driven else None
+    args = {"model": plan.model, **stage.engine_args}
+    if stage.num_replicas > 1:
+        # The front end mirrors what each engine core has cached; it renders for all replicas.
+        args["mm_processor_cache_gb"] = 0
+    config = engine_config(place, args, overrides)
+    return launch_replica(config, log_stats=plan.log_stats and stage is plan.entry)
+
+
+def _launch_diffusion(
+    plan: DeploymentPlan, stage: StagePlan, deployment_id: str
+) -> DiffusionReplica:
+    settings = stage.diffusion
+    assert settings is not None and stage.stage.program is not None
+    connector = next(iter(stage.input_connectors.values()), ConnectorSpec())
+    sources = [edge.source for edge in plan.pipeline.edges if edge.target == stage.name]
+    return DiffusionReplica.launch(
+        program=stage.stage.program,
+        settings=settings,
+        stage=stage.name,
+        source=sources[0] if sources else CLIENT,
+        target=CLIENT,
+        connector=connector.name,
+        connector_extra=connector.extra,
+        deployment_id=deployment_id,
+        init_timeout=plan.stage_init_timeout,
+    )
+
+
+def _place(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> ArStageConfig:
+    edges = plan.pipeline.edges
+    source = next((edge.source for edge in edges if edge.target == stage.name), "")
+    target = next((edge.target for edge in edges if edge.source == stage.name), "")
+    link = (
+        plan.connector(stage.name, target)
+        if target
+        else next(iter(stage.input_connectors.values()), ConnectorSpec())
+    )
+    return ArStageConfig(
+        stage=stage.name,
+        emits=_emits(plan, stage) if target else (),
+        row_driven=stage.stage.row_driven,
+        source=source,
+        target=target,
+        connector=link.name,
+        connector_extra=dict(link.extra),
+        deployment_id=deployment_id,
+    )
+
+
+def _emits(plan: DeploymentPlan, stage: StagePlan) -> tuple[str, ...]:
+    """The stage's row tensors, `hidden:accept` resolved to a layer number."""
+
+    def resolve(name: str) -> str:
+        if name != "hidden:accept":
+            return name
+        return f"hidden:{plan.hf_config.talker_config.accept_hidden_layer}"
+
+    return tuple(resolve(name) for name in stage.stage.emits)
+
+
+def _topology(plan: DeploymentPlan) -> Topology:
+    return Topology(
+        pipeline=plan.pipeline,
+        config=plan.hf_config,
+        streaming=plan.async_chunk,
+        edge_extra={
+            (edge.source, edge.target): dict(plan.edge_extra(edge.source, edge.target))
+            for edge in plan.pipeline.edges
+        },
+    )
+
+
+def _client_connector(plan: DeploymentPlan) -> ConnectorSpec:
+    """What the orchestrator reads final outputs from, and frees leftovers of every stage with."""
+    for stage in reversed(plan.stages):
+        for spec in stage.input_connectors.values():
+            return spec
+    return ConnectorSpec()
+
+
+def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[str, str]:
+    env = dict(stage.env)
+    env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(int(plan.stage_init_timeout))
+    devices = stage.devices[replica_id]
+    if devices and devices[0] != "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return env
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes started inside."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

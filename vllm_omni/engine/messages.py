@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_omni.errors import OmniGenerateError, client_error_from_metadata
 from vllm_omni.outputs import OmniRequestOutput
 
 
@@ -85,6 +86,13 @@ class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str | None = None
     fatal: bool = False
     cause: BaseException | None = None
+
+    def to_exception(self) -> BaseException:
+        """What the caller's side raises for it."""
+        if self.cause is not None:
+            return self.cause
+        described = client_error_from_metadata(self.error, self.status_code, self.error_type)
+        return described or OmniGenerateError(self.error)
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):

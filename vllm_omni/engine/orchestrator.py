@@ -40,7 +40,7 @@ from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.errors import OmniGenerateError, StageUnavailableError, client_error_metadata
 from vllm_omni.inputs import StageInput
 from vllm_omni.metrics.pipeline import PipelineMetrics
-from vllm_omni.outputs import ProgramOutput, StageOutput, TokenOutput
+from vllm_omni.outputs import ProgramOutput, StageOutput
 
 logger = init_logger(__name__)
 
@@ -174,9 +174,7 @@ class Orchestrator:
             text_kind=kind if edges else RequestOutputKind.DELTA,
         )
 
-    async def _enter(
-        self, state: RequestState, stage: str, prompt: Any, **kwargs: Any
-    ) -> None:
+    async def _enter(self, state: RequestState, stage: str, prompt: Any, **kwargs: Any) -> None:
         """Submit a request to a stage; whatever goes wrong is this request's failure."""
         pool = self._pools[stage]
         request_id = state.request_id
@@ -371,9 +369,7 @@ class Orchestrator:
 
     def _fail_with(self, request_id: str, error: Exception, stage_id: int) -> None:
         if not isinstance(error, ValueError):
-            logger.error(
-                "Request %s failed in stage %d", request_id, stage_id, exc_info=error
-            )
+            logger.error("Request %s failed in stage %d", request_id, stage_id, exc_info=error)
         self._finish_with([self._failure(request_id, error, stage_id)])
 
     def _fail(self, request_id: str, error: str) -> None:

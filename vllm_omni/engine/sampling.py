@@ -47,6 +47,9 @@ def merge_request(
     if override is None:
         return base
     if isinstance(override, SamplingParams):
+        if override.extra_args is None and base.extra_args is not None:
+            override = override.clone()
+            override.extra_args = base.extra_args
         return override
     known = set(SamplingParams.__struct_fields__)
     if unknown := sorted(set(override) - known):
@@ -72,4 +75,5 @@ _REQUEST_FIELDS: Sequence[str] = (
     "stop_token_ids",
     "ignore_eos",
     "output_kind",
+    "extra_args",
 )

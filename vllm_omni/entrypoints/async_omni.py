@@ -14,9 +14,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.engine.launcher import LaunchedPipeline, launch_pipeline
-from vllm_omni.engine.messages import Abort, Call, CallResult, Emit, ErrorMessage, Message, Submit
+from vllm_omni.engine.messages import Abort, Call, CallResult, Emit, ErrorMessage, Message
 from vllm_omni.entrypoints.requests import RequestFactory
-from vllm_omni.errors import OmniClientError, OmniGenerateError, client_error_from_metadata
+from vllm_omni.errors import OmniClientError, OmniGenerateError
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 
 logger = init_logger(__name__)
@@ -139,7 +139,7 @@ class AsyncOmni(EngineClient):
                     isinstance(message, Emit) and message.last
                 )
                 if isinstance(message, ErrorMessage):
-                    raise _error_of(message)
+                    raise message.to_exception()
                 assert isinstance(message, Emit)
                 yield message.output
         finally:
@@ -292,12 +292,6 @@ class AsyncOmni(EngineClient):
         return any(await self._call("is_paused"))
 
     async def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return [x for results in await self._call("collective_rpc", *args, **kwargs) for x in results]
-
-
-def _error_of(message: ErrorMessage) -> BaseException:
-    """The exception that a failed request raises at the caller."""
-    if message.cause is not None:
-        return message.cause
-    described = client_error_from_metadata(message.error, message.status_code, message.error_type)
-    return described or OmniGenerateError(message.error)
+        return [
+            x for results in await self._call("collective_rpc", *args, **kwargs) for x in results
+        ]

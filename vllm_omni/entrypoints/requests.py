@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a caller says to what the orchestrator takes: checks, defaults, per-stage parameters."""
+"""From what a caller says to what the orchestrator takes: checks, defaults, parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

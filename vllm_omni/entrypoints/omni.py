@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The offline front door: lists of prompts in, lists of outputs out."""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import janus
+import msgspec
+from tqdm import tqdm
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni.config.build import build_plan
+from vllm_omni.engine.launcher import launch_pipeline
+from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
+from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.outputs import OmniRequestOutput
+
+POLL_S = 1.0
+
+
+class Omni:
+    """A pipeline for scripts.
+
+    Args:
+        model: Folder or hub name of the checkpoint.
+        deploy_config: A deploy YAML's path, the name of a packaged one, or a mapping.
+        stage_overrides: By stage id or name.
+        default_sampling_params: By stage id or name.
+        async_chunk: Whether stages start before the one above has ended.
+        stage_init_timeout: Seconds that one stage may take to start.
+        log_stats: Log vLLM's statistics.
+        engine_args: Any stage key or engine argument of vLLM, for every stage that takes it.
+
+    Raises:
+        OmniConfigError: The configuration is wrong.
+        StageStartError: A stage did not come up.
+
+    Example:
+        >>> omni = Omni(model="Qwen/Qwen3-Omni-30B-A3B-Instruct")
+        >>> for output in omni.generate("Hello!", output_modalities=["text", "audio"]):
+        ...     print(output.final_output_type)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        deploy_config: str | Path | Mapping[str, Any] | None = None,
+        stage_overrides: str | Mapping[str, Any] | None = None,
+        default_sampling_params: str | Mapping[str, Any] | None = None,
+        async_chunk: bool | None = None,
+        stage_init_timeout: float = 300.0,
+        log_stats: bool = False,
+        **engine_args: Any,
+    ) -> None:
+        plan = build_plan(
+            model,
+            deploy_config=deploy_config,
+            stage_overrides=stage_overrides,
+            default_sampling_params=default_sampling_params,
+            async_chunk=async_chunk,
+            stage_init_timeout=stage_init_timeout,
+            log_stats=log_stats,
+            cli=engine_args,
+            flag_style="{name}",
+        )
+        self._launched = launch_pipeline(plan)
+        self._engine = self._launched.engine
+        self._requests = RequestFactory(plan)
+        self.pipeline = plan.pipeline
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Speakers that the checkpoint offers, the default one first."""
+        return self._requests.voices
+
+    def default_sampling_params(self) -> list[SamplingParams | None]:
+        """Copies of every stage's defaults, to be changed and passed to `generate`."""
+        return [None if p is None else p.clone() for p in self._requests.defaults]
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams
+        | Sequence[SamplingParams | Mapping[str, Any] | None]
+        | None = None,
+        *,
+        output_modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[OmniRequestOutput]:
+        """Run prompts to their end, batched.
+
+        Args:
+            prompts: One prompt or a list of them, as vLLM's `LLM.generate` takes.
+            sampling_params: For the entry stage, or a list with one entry per stage.
+            output_modalities: What to make; everything that the pipeline can, if None.
+            voice: A speaker of the checkpoint.
+            use_tqdm: Show progress.
+
+        Returns:
+            For each prompt in order, one output per modality; sound is joined to one piece.
+
+        Raises:
+            OmniClientError: A prompt or parameter is wrong. Prompts that run are aborted.
+        """
+        batch = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
+        modalities = tuple(output_modalities or self.pipeline.output_modalities)
+        entry, by_stage = (
+            (sampling_params, None)
+            if isinstance(sampling_params, SamplingParams)
+            else (None, sampling_params)
+        )
+        ids = [f"omni-{uuid.uuid4().hex}" for _ in batch]
+        for request_id, prompt in zip(ids, batch, strict=True):
+            submit = self._requests.make(
+                prompt, request_id, entry, by_stage, modalities, voice, time.monotonic(), {}
+            )
+            self._engine.send(_at_the_end(submit))
+        done = self._collect(ids, use_tqdm)
+        return [output for request_id in ids for output in done[request_id]]
+
+    def _collect(self, ids: list[str], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:
+        outputs: dict[str, dict[str, list[OmniRequestOutput]]] = {i: {} for i in ids}
+        waiting = set(ids)
+        with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as progress:
+            try:
+                for message in self._messages():
+                    if isinstance(message, ErrorMessage):
+                        raise message.to_exception()
+                    if not isinstance(message, Emit) or message.request_id not in waiting:
+                        continue
+                    output = message.output
+                    by_modality = outputs[message.request_id]
+                    by_modality.setdefault(output.final_output_type, []).append(output)
+                    if message.last:
+                        waiting.discard(message.request_id)
+                        progress.update(1)
+                    if not waiting:
+                        break
+            finally:
+                if waiting:
+                    self._engine.send(Abort(tuple(waiting)))
+        return {
+            request_id: [OmniRequestOutput.join(parts) for parts in by_modality.values()]
+            for request_id, by_modality in outputs.items()
+        }
+
+    def _messages(self) -> Iterator[Message]:
+        while True:
+            try:
+                yield from self._engine.receive_sync(timeout=POLL_S)
+            except janus.SyncQueueEmpty:
+                if not self._engine.alive:
+                    raise EngineDeadError("Orchestrator process is not alive") from None
+
+    def close(self) -> None:
+        """Stop every stage. Idempotent."""
+        self._launched.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _at_the_end(submit: Submit) -> Submit:
+    """The request with text wanted once, at its end."""
+
+    def final_only(params: SamplingParams | None) -> SamplingParams | None:
+        if params is None:
+            return None
+        params = params.clone()
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        return params
+
+    return msgspec.structs.replace(submit, params=tuple(map(final_only, submit.params)))
