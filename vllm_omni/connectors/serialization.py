@@ -152,9 +152,9 @@ def decode(buffer: bytes | bytearray | memoryview | mmap.mmap) -> dict[str, torc
         if start == stop:
             tensors[entry.name] = torch.empty(entry.shape, dtype=dtype)
             continue
-        # `frombuffer` knows no complex32 and no float8 on some builds; bytes it always knows.
-        flat = torch.frombuffer(view, dtype=torch.uint8, count=stop - start, offset=start)
-        tensors[entry.name] = flat.view(dtype).view(entry.shape)
+        count = (stop - start) // dtype.itemsize
+        flat = torch.frombuffer(view, dtype=dtype, count=count, offset=start)
+        tensors[entry.name] = flat.view(entry.shape)
     return tensors
 
 
@@ -166,7 +166,9 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    dense = tensor.detach().cpu().contiguous()
     return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
 
 

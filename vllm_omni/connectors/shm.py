@@ -66,9 +66,8 @@ class SharedMemoryConnector(OmniConnector):
         self._directory = Path(self._options.directory)
         self._lock = segments.DeploymentLock(self._deployment_id, self._directory)
         self._start_anew()
-        with self._mutex:
-            self._lock.acquire()
-        _forked.add(self)
+        self._lock.acquire()
+        _instances.add(self)
 
     def put(self, from_stage: str, to_stage: str, key: str, tensors: Payload) -> PutResult:
         payload = encode(tensors)
@@ -222,11 +221,11 @@ def _write_all(descriptor: int, buffers: list[memoryview]) -> None:
             pending[-1] = pending[-1][written:]
 
 
-_forked: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
+_instances: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for connector in list(_forked):
+    for connector in list(_instances):
         connector._after_fork()
 
 
