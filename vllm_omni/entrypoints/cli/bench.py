@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm bench ... --omni`: vLLM's benchmarks.
+
+This is where backends and data sets for omni-modal requests are added.
+"""
+
+from vllm.entrypoints.cli.benchmark.main import BenchmarkSubcommand
+
+
+class OmniBenchSubcommand(BenchmarkSubcommand):
+    """vLLM's `bench`."""

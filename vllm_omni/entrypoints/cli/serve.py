@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve MODEL --omni`."""
+
+import argparse
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import uvloop
+from vllm import envs
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.api_server.entry import setup_server
+from vllm.entrypoints.launchers.launcher import serve_http
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.logger import init_logger
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import decorate_logs
+
+from vllm_omni.config.cli import add_omni_args, plan_from_args
+from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.entrypoints.openai.app import build_omni_app
+from vllm_omni.entrypoints.openai.media import use_omni_media_connector
+from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
+from vllm_omni.errors import OmniConfigError, OmniError
+
+logger = init_logger(__name__)
+
+StartEngine = Callable[[DeploymentPlan], EngineClient]
+
+EXIT_CONFIG = 2
+EXIT_START = 1
+
+
+class OmniServeSubcommand(ServeSubcommand):
+    """vLLM's `serve` for multi-stage pipelines: its flags and ours."""
+
+    @staticmethod
+    def cmd(args: argparse.Namespace) -> None:
+        """Serve until a signal comes; returns after a clean shutdown."""
+        if args.model_tag is not None:
+            args.model = args.model_tag
+        run_server(args, _start_engine)
+
+    def validate(self, args: argparse.Namespace) -> None:
+        """Check vLLM's frontend flags and refuse those that do not apply."""
+        try:
+            super().validate(args)
+        except (ValueError, TypeError) as error:
+            raise OmniConfigError(str(error)) from error
+        if args.grpc:
+            raise OmniConfigError("--grpc: there is no gRPC server for multi-stage pipelines")
+        if args.headless:
+            raise OmniConfigError("--headless: stages on other hosts are not supported yet")
+        if (args.api_server_count or 1) != 1:
+            raise OmniConfigError("--api-server-count: the server is one process, so it must be 1")
+        args.api_server_count = None
+
+    def subparser_init(self, subparsers: Any) -> FlexibleArgumentParser:
+        """vLLM's parser with our flags added."""
+        parser = super().subparser_init(subparsers)
+        parser.usage = "vllm serve [model_tag] --omni [options]"
+        parser.description = "Serve a multi-stage, multi-modal pipeline over HTTP."
+        add_omni_args(parser)
+        group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
+        group.add_argument(
+            "--max-body-bytes",
+            type=int,
+            default=DEFAULT_MAX_BODY_BYTES,
+            help="Largest request body; a larger one is answered with "
+            f"{int(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)}.",
+        )
+        return parser
+
+
+def _start_engine(plan: DeploymentPlan) -> EngineClient:
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    return AsyncOmni.from_plan(plan)
+
+
+def run_server(args: argparse.Namespace, start_engine: StartEngine) -> None:
+    """Bind the port, start the stages, serve, and end everything.
+
+    The port is bound first, so that a taken one is told before minutes of loading. The stages are
+    started outside of the event loop, because on CPU they are forked.
+
+    Args:
+        args: Parsed flags.
+        start_engine: Starts the stages of a plan; blocks until they are ready.
+    """
+    decorate_logs("APIServer", skip_if_decorated=True)
+    use_omni_media_connector()
+    plan = plan_from_args(args)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    engine: EngineClient | None = None
+    with contextlib.closing(_bind(args)) as sock:
+        try:
+            engine = _started(plan, start_engine)
+            uvloop.run(_serve(engine, args, sock))
+        except KeyboardInterrupt:
+            logger.info("Interrupted while starting.")
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            if engine is not None:
+                engine.shutdown()
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _bind(args: argparse.Namespace) -> socket.socket:
+    try:
+        _, sock = setup_server(args, reuse_port=False)
+    except KeyError as error:
+        raise OmniConfigError(str(error.args[0])) from error
+    except OSError as error:
+        fail(f"cannot listen on {args.uds or f'port {args.port}'}: {error}", EXIT_START)
+    return sock
+
+
+def _started(plan: DeploymentPlan, start_engine: StartEngine) -> EngineClient:
+    try:
+        return start_engine(plan)
+    except OmniConfigError:
+        raise
+    except (OmniError, RuntimeError, ValueError, OSError) as error:
+        logger.debug("Start-up failed", exc_info=True)
+        fail(f"start-up failed: {error}", EXIT_START)
+
+
+async def _serve(engine: EngineClient, args: argparse.Namespace, sock: socket.socket) -> None:
+    app = await build_omni_app(engine, args)
+    options: dict[str, Any] = {}
+    if (log_config := get_uvicorn_log_config(args)) is not None:
+        options["log_config"] = log_config
+    stopped = await serve_http(
+        app,
+        sock=sock,
+        enable_ssl_refresh=args.enable_ssl_refresh,
+        host=args.host,
+        port=args.port,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+        h11_max_header_count=args.h11_max_header_count,
+        **options,
+    )
+    await stopped
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End the process with one line on stderr."""
+    print(f"vllm-omni: error: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP application: vLLM's, with this project's routes before its own.
+
+vLLM's application is built whole and nothing of it is removed. Our routers come first in the list
+of routes, so where a path is the same ours answers; OpenAPI shows ours as well. Everything that
+our routes need is in `app.state` under names starting with `omni_`.
+"""
+
+from argparse import Namespace
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.datastructures import State
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import resolve_default_chat_template_kwargs
+from vllm.entrypoints.serve.utils.request_logger import RequestLogger
+from vllm.logger import init_logger
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.tasks import SupportedTask
+
+from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
+from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
+from vllm_omni.entrypoints.openai.routes import chat
+from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
+
+logger = init_logger(__name__)
+
+
+async def build_omni_app(engine_client: EngineClient, args: Namespace) -> FastAPI:
+    """The application that serves a pipeline.
+
+    Args:
+        engine_client: `AsyncOmni`, or what is like it.
+        args: Flags of `vllm serve --omni`.
+    """
+    tasks = await engine_client.get_supported_tasks()
+    logger.info("Supported tasks: %s", tasks)
+    app = build_app(args, tasks, engine_client.model_config)
+    app.middleware_stack = None  # built in build_app already; Starlette builds it anew when started
+    include_first(app, omni_routers(tasks))
+    install_error_handlers(app)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
+    await init_app_state(engine_client, app.state, args, tasks)
+    init_omni_state(engine_client, app.state, args, tasks)
+    return app
+
+
+def omni_routers(tasks: tuple[SupportedTask, ...]) -> list[APIRouter]:
+    """Our routers for what the pipeline can do."""
+    return [chat.router] if "generate" in tasks else []
+
+
+def include_first(app: FastAPI, routers: list[APIRouter]) -> None:
+    """Include routers so that they win over routes that the application already has.
+
+    A route behind one of ours leaves the OpenAPI document, where a path and method appear once.
+    """
+    theirs = list(app.router.routes)
+    app.router.routes.clear()
+    for router in routers:
+        app.include_router(router)
+    ours = {
+        (route.path, method)
+        for route in app.router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    for route in theirs:
+        if isinstance(route, APIRoute) and any((route.path, m) in ours for m in route.methods):
+            route.include_in_schema = False
+    app.router.routes.extend(theirs)
+
+
+def init_omni_state(
+    engine_client: EngineClient, state: State, args: Namespace, tasks: tuple[SupportedTask, ...]
+) -> None:
+    """Make the handlers of our routes from what `init_app_state` made."""
+    if "generate" not in tasks:
+        return
+    request_logger = RequestLogger(max_log_len=args.max_log_len)
+    state.omni_serving_chat = OmniServingChat(
+        engine_client,
+        state.openai_serving_models,
+        args.response_role,
+        online_renderer=state.online_renderer,
+        request_logger=request_logger if args.enable_log_requests else None,
+        chat_template=load_chat_template(args.chat_template),
+        chat_template_content_format=args.chat_template_content_format,
+        default_chat_template_kwargs=resolve_default_chat_template_kwargs(args),
+        trust_request_chat_template=args.trust_request_chat_template,
+        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+        enable_auto_tools=args.enable_auto_tool_choice,
+        exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
+        tool_parser=args.tool_call_parser,
+        tool_strict_level=args.tool_strict_level,
+        reasoning_parser=args.structured_outputs_config.reasoning_parser,
+        enable_prompt_tokens_details=args.enable_prompt_tokens_details,
+        enable_force_include_usage=args.enable_force_include_usage,
+        enable_log_outputs=args.enable_log_outputs,
+        enable_log_deltas=args.enable_log_deltas,
+        enable_per_request_metrics=args.enable_per_request_metrics,
+    )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error leaves the server in OpenAI's shape, with the field at fault in `param`.
+
+vLLM's handlers stay in charge of vLLM's errors; these add what they leave out: this project's
+errors, a short message for an invalid body, the router's 404 and 405, and a `param` where vLLM
+names the field in the message only. What nobody foresaw is a 500 without internals.
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+import regex as re
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
+from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+from vllm.exceptions import VLLMClientError, VLLMError, VLLMValidationError
+from vllm.logger import init_logger
+
+from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
+from vllm_omni.errors import OmniClientError, OmniError, http_status
+
+logger = init_logger(__name__)
+
+_MAX_ERRORS = 5
+_MAX_MESSAGE = 2000
+_FIELD_FIRST = re.compile(r"^[`'\"]?(\w+)[`'\"]? (?:must|cannot|contains|should|is not) ")
+_WORD = re.compile(r"\w+")
+# A body whose JSON vLLM reads lazily: parts of a message are validated while the prompt is built.
+_LAZY_FIELD = "messages"
+
+
+def error_body(
+    message: str, status: int, error_type: str, param: str | None = None, code: Any = None
+) -> dict[str, Any]:
+    """OpenAI's error object. `code` is the status where there is nothing more exact."""
+    message = message[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
+    return {
+        "error": {
+            "message": message,
+            "type": error_type,
+            "param": param,
+            "code": code if code is not None else int(status),
+        }
+    }
+
+
+def omni_error_body(error: OmniError) -> dict[str, Any]:
+    """The error object of one of this project's errors."""
+    status = http_status(error)
+    if isinstance(error, OmniClientError):
+        return error_body(error.message, status, error.error_type, error.param, error.code)
+    error_type = HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        error_type = "InternalServerError"
+    return error_body(str(error), status, error_type)
+
+
+def field_named_in(message: str) -> str | None:
+    """The request field that a message of vLLM's is about.
+
+    It is the first word (`top_k must be ...`), or else a word that is unlikely to be anything but
+    a field (`... add_generation_prompt ...`).
+    """
+    fields = OmniChatCompletionRequest.model_fields
+    match = _FIELD_FIRST.match(message)
+    if match and match[1] in fields:
+        return match[1]
+    return next((w for w in _WORD.findall(message) if "_" in w and w in fields), None)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Register the handlers on our own application, over vLLM's of the same classes."""
+    app.exception_handler(OmniError)(_omni_error)
+    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(RequestValidationError)(_invalid_body)
+    app.exception_handler(ValidationError)(_invalid_part)
+    app.exception_handler(VLLMError)(_vllm_error)
+    app.exception_handler(ValueError)(_client_value_error)
+    app.exception_handler(Exception)(_unforeseen)
+
+
+async def _omni_error(request: Request, error: OmniError) -> JSONResponse:
+    status = http_status(error)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s: %s", request.url.path, error)
+    else:
+        logger.info("%s: %d %s", request.url.path, status, error)
+    return JSONResponse(omni_error_body(error), status)
+
+
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    phrase = HTTPStatus(error.status_code).phrase
+    detail = error.detail
+    if detail == phrase:
+        detail = f"{request.method} {request.url.path}: {phrase}"
+    return JSONResponse(
+        error_body(str(detail), error.status_code, phrase),
+        error.status_code,
+        headers=error.headers,
+    )
+
+
+async def _invalid_body(request: Request, error: RequestValidationError) -> JSONResponse:
+    details = [e for e in error.errors() if isinstance(e, dict)]
+    if not details:
+        message = "; ".join(str(e) for e in error.errors()) or "Invalid request"
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE if "Media Type" in message else 400
+        return JSONResponse(error_body(message, status, "BadRequestError"), status)
+    if details[0]["type"] == "json_invalid":
+        reason = details[0]["ctx"]["error"]
+        message = f"The body is not valid JSON: {reason} (at character {details[0]['loc'][-1]})."
+        return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
+    details = _likeliest(details)
+    if _param(details[0]) is None:
+        message = "The body must be a JSON object."
+        return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
+    lines = list(dict.fromkeys(f"{_param(e)}: {e['msg']}" for e in details))
+    message = "; ".join(lines[:_MAX_ERRORS])
+    if len(lines) > _MAX_ERRORS:
+        message += f"; and {len(lines) - _MAX_ERRORS} more"
+    return JSONResponse(
+        error_body(sanitize_message(message), 400, "BadRequestError", _param(details[0])), 400
+    )
+
+
+def _likeliest(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a union of classes that all refused, keep what the least unhappy one said."""
+    by_class: dict[str | None, list[dict[str, Any]]] = {}
+    for detail in details:
+        name = next((p for p in detail["loc"] if _is_class(p)), None)
+        by_class.setdefault(name, []).append(detail)
+    if None in by_class:
+        return by_class[None]
+    return min(by_class.values(), key=lambda errors: len({_param(e) for e in errors}))
+
+
+def _is_class(part: str | int) -> bool:
+    return isinstance(part, str) and part[:1].isupper()
+
+
+def _param(detail: dict[str, Any]) -> str | None:
+    """The field of one error of pydantic's, in dotted notation, without names of classes."""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, VLLMValidationError):
+        return cause.parameter
+    loc = tuple(part for part in detail["loc"] if not _is_class(part))
+    return clean_loc_for_param(loc).removeprefix("body").removeprefix(".") or None
+
+
+async def _invalid_part(request: Request, error: ValidationError) -> JSONResponse:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if not _is_class(part))
+    message = f"A message of `messages` is invalid at {where!r}: {first['msg']}"
+    return JSONResponse(
+        error_body(sanitize_message(message), 400, "BadRequestError", _LAZY_FIELD), 400
+    )
+
+
+async def _vllm_error(request: Request, error: VLLMError) -> JSONResponse:
+    if not isinstance(error, VLLMClientError):
+        return await vllm_error_handler(request, error)
+    return _with_param(error)
+
+
+async def _client_value_error(request: Request, error: ValueError) -> JSONResponse:
+    return _with_param(error)
+
+
+def _with_param(error: Exception) -> JSONResponse:
+    found = create_error_response(error).error
+    message = found.message
+    if isinstance(error, VLLMValidationError) and error.args:
+        message = sanitize_message(str(error.args[0]))  # without the parameter and value again
+    param = found.param or field_named_in(message)
+    return JSONResponse(error_body(message, found.code, found.type, param), found.code)
+
+
+async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+    if create_error_response(error).error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _with_param(error)  # a template error, by vLLM's classification
+    metadata = request.state._state.get("request_metadata")
+    request_id = metadata.request_id if metadata else request.headers.get("x-request-id", "-")
+    message = f"Internal server error (request {request_id}). The server's log has the details."
+    # The server closes the connection after this error; say so, or the client would reuse it.
+    return JSONResponse(
+        error_body(message, 500, "InternalServerError"), 500, headers={"Connection": "close"}
+    )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How media of a request is loaded: vLLM's connector, with clear errors and closed doors.
+
+It is registered in vLLM's connector registry and chosen by vLLM's `VLLM_MEDIA_CONNECTOR`. vLLM's
+own limits (`VLLM_MAX_IMAGE_PIXELS`, `VLLM_MAX_AUDIO_DECODE_DURATION_S`,
+`VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB`, ...) hold as well. Decoding runs in vLLM's thread pool.
+"""
+
+import os
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+from vllm.exceptions import VLLMError
+from vllm.multimodal.media import (
+    MEDIA_CONNECTOR_REGISTRY,
+    AudioMediaIO,
+    ImageMediaIO,
+    MediaConnector,
+    MediaIO,
+    VideoMediaIO,
+)
+
+from vllm_omni.entrypoints.openai.public_http import public_http_connection
+from vllm_omni.errors import OmniClientError
+
+CONNECTOR_NAME = "vllm_omni"
+
+_T = TypeVar("_T")
+_KINDS: dict[type[MediaIO[Any]], str] = {
+    AudioMediaIO: "audio",
+    ImageMediaIO: "image",
+    VideoMediaIO: "video",
+}
+
+
+def use_omni_media_connector() -> None:
+    """Make vLLM load media through `OmniMediaConnector`, unless the user chose another one."""
+    os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+
+
+@MEDIA_CONNECTOR_REGISTRY.register(CONNECTOR_NAME)
+class OmniMediaConnector(MediaConnector):
+    """vLLM's connector; whatever is wrong with a client's media is a 4xx that says so.
+
+    Remote media comes from public addresses only, unless `--allowed-media-domains` names its host.
+    """
+
+    def __init__(
+        self,
+        media_io_kwargs: dict[str, dict[str, Any]] | None = None,
+        *,
+        allowed_local_media_path: str = "",
+        allowed_media_domains: list[str] | None = None,
+    ) -> None:
+        chosen = {} if allowed_media_domains else {"connection": public_http_connection}
+        super().__init__(
+            media_io_kwargs,
+            allowed_local_media_path=allowed_local_media_path,
+            allowed_media_domains=allowed_media_domains,
+            **chosen,
+        )
+
+    async def load_from_url_async(
+        self, url: str, media_io: MediaIO[_T], *, fetch_timeout: int | None = None
+    ) -> _T:
+        """Fetch and decode. All of vLLM's `fetch_*_async` come through here."""
+        checked = CheckedIO(media_io)
+        kind = checked.kind
+        _check_scheme(url, kind, self.allowed_local_media_path is not None)
+        try:
+            return await super().load_from_url_async(url, checked, fetch_timeout=fetch_timeout)
+        except (OmniClientError, VLLMError):
+            raise
+        except aiohttp.ClientResponseError as error:
+            reason = f"its server answered {error.status}"
+            raise _unreachable(kind, url, reason) from error
+        except (OSError, aiohttp.ClientError, TimeoutError) as error:
+            raise _unreachable(kind, url, str(error) or type(error).__name__) from error
+        except (ValueError, NotImplementedError) as error:
+            raise _invalid(kind, str(error)) from error
+
+
+class CheckedIO(MediaIO[_T]):
+    """A `MediaIO` behind checks of the encoded bytes, whose every failure blames the client.
+
+    Args:
+        inner: What decodes.
+    """
+
+    def __init__(self, inner: MediaIO[_T]) -> None:
+        self.inner = inner
+        self.kind = _KINDS.get(type(inner), "media")
+
+    def get_max_bytes(self) -> int | None:
+        """See `MediaIO`."""
+        return self.inner.get_max_bytes()
+
+    def load_bytes(self, data: bytes) -> _T:
+        """Decode a file's bytes."""
+        if not data:
+            raise _invalid(self.kind, "it is empty")
+        return self._decode(self.inner.load_bytes, data)
+
+    def load_base64(self, media_type: str, data: str) -> _T:
+        """Decode the payload of a data URL."""
+        if not data:
+            raise _invalid(self.kind, "it is empty")
+        return self._decode(self.inner.load_base64, media_type, data)
+
+    def load_file(self, filepath: Path) -> _T:
+        """Decode a file of `--allowed-local-media-path`."""
+        return self._decode(self.inner.load_file, filepath)
+
+    def _decode(self, load: Any, *args: Any) -> _T:
+        try:
+            media = load(*args)
+        except (OmniClientError, VLLMError, MemoryError):
+            raise
+        except Exception as error:  # the decoders' errors have no common base
+            raise _invalid(self.kind, str(error) or type(error).__name__) from error
+        if self.kind == "audio" and len(media[0]) == 0:
+            raise _invalid(self.kind, "it has no samples")
+        return media
+
+
+def _check_scheme(url: str, kind: str, files_allowed: bool) -> None:
+    scheme = url.partition(":")[0].lower()
+    if scheme == "file" and not files_allowed:
+        raise _invalid(kind, "local files are not allowed on this server")
+    if scheme not in ("http", "https", "data", "file"):
+        raise _invalid(kind, "the URL must be a http, https or data URL")
+
+
+def _invalid(kind: str, reason: str) -> OmniClientError:
+    reason = sanitize_message(reason).rstrip(".")
+    return OmniClientError(f"Invalid {kind} in `messages`: {reason}.", param="messages")
+
+
+def _unreachable(kind: str, url: str, reason: str) -> OmniClientError:
+    return OmniClientError(
+        f"Cannot fetch the {kind} in `messages` from {url[:200]!r}: {reason}.",
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "UnprocessableEntityError",
+        param="messages",
+    )
