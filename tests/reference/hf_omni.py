@@ -52,8 +52,9 @@ class Reference:
     ``embeds`` and ``hidden`` are float32 ``[T, H]`` thinker rows: the input embeddings (media
     features in place) and the layer that the talker accepts (Qwen3: ``accept_hidden_layer``;
     Qwen2.5: the last, after the final norm). ``talker_prompt`` is float32 ``[P, talker H]``: the
-    talker's prefill rows. ``frames`` is int64 ``[F, groups]``, without the end code. ``waveform`` is
-    float32 ``[N]``. The last three are ``None`` for text-only requests.
+    talker's prefill rows. ``frames`` is int64 ``[F, groups]``, without the end code. ``waveform``
+    is float32 ``[N]``. They and the rows are ``None`` for text-only requests. ``margins`` are the
+    least top-1 to top-2 logit distances of each greedy stage.
     """
 
     prompt: str
@@ -78,9 +79,7 @@ class HFOmni:
         self.config = AutoConfig.from_pretrained(self.path)
         self.family = self.config.model_type
         self.processor = AutoProcessor.from_pretrained(self.path)
-        self.model = (
-            MODELS[self.family].from_pretrained(self.path, dtype=torch.float32).eval()
-        )
+        self.model = MODELS[self.family].from_pretrained(self.path, dtype=torch.float32).eval()
         if self.family == "qwen3_omni_moe":
             # transformers 5.19 reads audio_config.n_window here whenever a prompt holds both sound
             # and pictures, but neither the config class nor the published configs have it.

@@ -15,7 +15,12 @@ from vllm_omni.testing.tiny import RECIPES, build
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
-PROMPTS = ["Hello, how are you?", "Tell me a story about a fox.", "1+1=?", "你好，请介绍一下你自己。"]
+PROMPTS = [
+    "Hello, how are you?",
+    "Tell me a story about a fox.",
+    "1+1=?",
+    "你好，请介绍一下你自己。",
+]
 MARGIN = 1e-3
 
 
@@ -35,8 +40,7 @@ def reference(request, tmp_path_factory) -> HFOmni:
 @pytest.fixture(scope="module")
 def answers(reference: HFOmni) -> list[Reference]:
     return [
-        reference.run(ask(text(prompt)), max_tokens=64, talker_max_tokens=100)
-        for prompt in PROMPTS
+        reference.run(ask(text(prompt)), max_tokens=64, talker_max_tokens=100) for prompt in PROMPTS
     ]
 
 
@@ -165,10 +169,18 @@ def test_waveform_level(reference: HFOmni, answers: list[Reference]) -> None:
 
 
 def test_one_shot_decode_equals_generate(reference: HFOmni, answers: list[Reference]) -> None:
-    wave = reference.waveform_one_shot(
-        answers[0].frames, speaker="Chelsie", noise_seed=0
-    )
+    wave = reference.waveform_one_shot(answers[0].frames, speaker="Chelsie", noise_seed=0)
     torch.testing.assert_close(wave, answers[0].waveform, atol=1e-5, rtol=0)
+
+
+def test_decoding_with_25_frames_of_context_is_exact(reference: HFOmni) -> None:
+    if reference.family != "qwen3_omni_moe":
+        pytest.skip("token2wav of Qwen2.5 is not causal")
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(2048, (60, 4), generator=generator)
+    whole = reference.waveform_one_shot(frames)
+    window = reference.waveform_one_shot(frames[40 - 25 :])
+    torch.testing.assert_close(window[25 * 1920 :], whole[40 * 1920 :], atol=1e-5, rtol=0)
 
 
 def test_rows_cover_the_fed_tokens(answers: list[Reference]) -> None:

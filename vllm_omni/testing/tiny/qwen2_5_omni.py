@@ -227,7 +227,9 @@ def write(out: Path, seed: int) -> None:
     )
 
 
-def fill(model: Qwen2_5OmniForConditionalGeneration, seed: int, stop: int, spoken: set[int]) -> None:
+def fill(
+    model: Qwen2_5OmniForConditionalGeneration, seed: int, stop: int, spoken: set[int]
+) -> None:
     """Draw the weights; ``stop`` is the thinker's end token, ``spoken`` the text it may say.
 
     Codes that the token-to-wave stage has no embedding for are never the talker's argmax.
@@ -259,7 +261,8 @@ def speakers(seed: int) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "cond": torch.randn(1, 16, generator=generator),
-            "ref_mel": torch.randn(1, REFERENCE_MEL_FRAMES, MEL_DIM, generator=generator) + MEL_LEVEL,
+            "ref_mel": torch.randn(1, REFERENCE_MEL_FRAMES, MEL_DIM, generator=generator)
+            + MEL_LEVEL,
             "bos_token": bos_token,
         }
         for name, bos_token in SPEAKER_BOS.items()

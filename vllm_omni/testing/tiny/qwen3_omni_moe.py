@@ -286,7 +286,9 @@ def write(out: Path, seed: int) -> None:
     write_processor(out, "Qwen3OmniMoeProcessor", 16, mean=[0.5] * 3, std=[0.5] * 3)
 
 
-def fill(model: Qwen3OmniMoeForConditionalGeneration, seed: int, stop: int, spoken: set[int]) -> None:
+def fill(
+    model: Qwen3OmniMoeForConditionalGeneration, seed: int, stop: int, spoken: set[int]
+) -> None:
     """Draw the weights; ``stop`` is the thinker's end token, ``spoken`` the text it may say."""
     generator = torch.Generator().manual_seed(BASE_SEED + seed)
     randomize(model, generator)

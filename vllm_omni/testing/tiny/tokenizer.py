@@ -35,7 +35,8 @@ def make_tokenizer(
     """A tokenizer of ``TEXT_TOKENS`` text tokens followed by ``special_tokens``, in that order.
 
     Any text in Unicode normal form C round-trips. The role names are single tokens, as in the real
-    vocabulary. ``named`` are the attributes a processor reads, e.g. ``{"image_token": "<|IMAGE|>"}``.
+    vocabulary. ``named`` are the attributes that a processor reads, e.g.
+    ``{"image_token": "<|IMAGE|>"}``.
     """
     vocab, merges = _train()
     vocab |= {token: len(vocab) + index for index, token in enumerate(special_tokens)}

@@ -25,6 +25,8 @@ GAINS = {
     "out_proj": 1.5,
     "qkv": 1.5,
     "gate": 2.0,
+    # Code2wav's convolutions: snake activations amplify rounding where their input is large.
+    "conv": 0.5,
     "conv1": 1.6,
     "conv2": 1.6,
     "conv2d1": 1.6,
