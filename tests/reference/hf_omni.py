@@ -51,8 +51,10 @@ class Reference:
 
     ``embeds`` and ``hidden`` are float32 ``[T, H]`` thinker rows: the input embeddings (media
     features in place) and the layer that the talker accepts (Qwen3: ``accept_hidden_layer``;
-    Qwen2.5: the last, after the final norm). ``talker_prompt`` is float32 ``[P, talker H]``: the
-    talker's prefill rows. ``frames`` is int64 ``[F, groups]``, without the end code. ``waveform``
+    Qwen2.5: the last, after the final norm). ``talker_prompt`` is float32 ``[P, D]``: the
+    rows that the talker's ``generate`` is given (Qwen3: talker width; Qwen2.5: embedding width,
+    before projection and without the codec pad and start embeddings that its forward adds to the
+    last two rows). ``frames`` is int64 ``[F, groups]``, without the end code. ``waveform``
     is float32 ``[N]``. They and the rows are ``None`` for text-only requests. ``margins`` are the
     least top-1 to top-2 logit distances of each greedy stage.
     """
@@ -262,7 +264,6 @@ def _recorded(model: Any, noise_seed: int | None) -> Iterator[dict[str, _Call]]:
                 kwargs |= overrides
                 rows = kwargs.get("inputs_embeds")
                 if call.prompt_rows is None and rows is not None:
-                    # Qwen2.5's talker adds its codec embeddings to these rows in place.
                     call.prompt_rows = rows
                 call.kwargs, call.result = kwargs, inner(*args, **kwargs)
                 logits = getattr(call.result, "scores", None)
