@@ -2,7 +2,9 @@
 
 VENV     ?= .venv
 PLATFORM ?= cpu
-PYTHON   ?= $(shell command -v python3.11 || command -v python3)
+PYTHON   ?= $(or $(shell for each in python3.11 python3; do \
+              $$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+              && echo $$each && break; done),python3)
 BIN      := $(VENV)/bin
 SETUP    := $(PYTHON) tools/setup_env.py --venv $(VENV) --platform $(PLATFORM)
 SOURCES  := $(wildcard vllm_omni tests tools examples benchmarks)

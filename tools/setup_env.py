@@ -79,14 +79,19 @@ class Environment:
         return self.path / "lib" / f"python{version.major}.{version.minor}" / "site-packages"
 
     def create(self) -> None:
-        """Make it, unless it is there already with this interpreter's version."""
-        if not (self.python.exists() and self.site_packages.is_dir()):
+        """Make it, unless it is there already for this version of Python."""
+        if "pip" not in self.installed():
             venv.create(self.path, with_pip=True, symlinks=True, clear=False)
 
     def installed(self) -> dict[str, str]:
-        """Version by normalized name."""
+        """Version by normalized name, of what was installed to the end: pip writes INSTALLER last,
+        so that a set-up cut short is taken up where it stopped."""
         found = distributions(path=[str(self.site_packages)])
-        return {normalize(each.metadata["Name"]): each.version for each in found}
+        return {
+            normalize(each.metadata["Name"]): each.version
+            for each in found
+            if each.read_text("INSTALLER")
+        }
 
     def run(self, *arguments: str) -> str:
         """Run its Python with `arguments`. A failure raises with all that it printed."""
@@ -105,7 +110,13 @@ class Environment:
 
     def pip_install(self, *arguments: str) -> None:
         """Install without resolving and without compiling, for most of it is never imported."""
-        options = ("--no-deps", "--no-compile", "--no-input", "--progress-bar=off")
+        options = (
+            "--no-deps",
+            "--no-compile",
+            "--force-reinstall",
+            "--no-input",
+            "--progress-bar=off",
+        )
         self.run("-m", "pip", "--disable-pip-version-check", "install", *options, *arguments)
 
 
@@ -292,6 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except subprocess.CalledProcessError as error:
         print(f"{error.stdout}\nset-up failed: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("set-up interrupted; run it again and it goes on from there", file=sys.stderr)
+        return 130
     return 0
 
 

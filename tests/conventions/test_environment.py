@@ -104,6 +104,16 @@ def test_only_what_differs_is_missing() -> None:
     assert setup_env.missing(pins, installed) == {"numpy": "2.3.5", "av": "18.1.0"}
 
 
+def test_half_installed_counts_as_missing(tmp_path: Path) -> None:
+    environment = RecordingEnvironment(tmp_path, found=lambda _: True)
+    metadata = environment.site_packages / "Some_Thing-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: Some_Thing\nVersion: 1.0\n")
+    assert environment.installed() == {}
+    metadata.with_name("INSTALLER").write_text("pip\n")
+    assert environment.installed() == {"some-thing": "1.0"}
+
+
 def test_stamp_serves_what_it_was_made_for(tmp_path: Path) -> None:
     stamp = tmp_path / "stamp"
     assert not setup_env.is_current(stamp, "a", dev=False)
