@@ -23,7 +23,7 @@ from vllm_omni.handles import RowSpan
 
 
 class StepCollector(RequestOutputCollector):
-    """One request's place in its replica's step: `put` reports to the replica, nothing waits here."""
+    """One request's place in its replica's step: `put` reports to the replica."""
 
     def __init__(
         self,
@@ -85,6 +85,16 @@ class StageLLM(AsyncLLM):
             tracing_enabled=self.observability_config.otlp_traces_endpoint is not None,
             discard=discard,
         )
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        # Stop reading first, or the engine core's orderly end looks like its death.
+        handler = self.output_handler
+        if handler is not None and not handler.get_loop().is_closed():
+            handler.get_loop().call_soon_threadsafe(handler.cancel)
+        super().shutdown(timeout)
+
+    def __del__(self) -> None:
+        """Nothing: stages are shut down explicitly, and at interpreter exit it is too late."""
 
     async def submit(
         self,

@@ -21,7 +21,7 @@ CONTROL_REQUEST_ID = "omni-control"
 
 
 class FrameSampling(msgspec.Struct, frozen=True, array_like=True):
-    """How to draw the further codes of a talker's frame; vLLM-Omni's `subtalker_sampling_params`."""
+    """How to draw the further codes of a talker's frame (`subtalker_sampling_params`)."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -196,6 +196,13 @@ def _client_connector(plan: DeploymentPlan) -> ConnectorSpec:
 
 def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[str, str]:
     env = dict(stage.env)
+    if plan.platform == "cpu":
+        # Every replica computes at the same time; together they get the cores once.
+        replicas = sum(each.num_replicas for each in plan.stages)
+        cores = len(os.sched_getaffinity(0))
+        env.setdefault(
+            "OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(max(1, cores // replicas)))
+        )
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(int(plan.stage_init_timeout))
     devices = stage.devices[replica_id]
     if devices and devices[0] != "cpu":
