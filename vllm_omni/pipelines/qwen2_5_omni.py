@@ -4,6 +4,7 @@
 Reference: `generate` of transformers' `Qwen2_5OmniForConditionalGeneration`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -101,13 +102,25 @@ def thinker_to_talker(ctx: EdgeContext) -> TalkerEdge:
 
 
 def talker_to_code2wav(ctx: EdgeContext) -> CodecEdge:
-    """Codec frames (one code each), cut into windows."""
+    """Codec frames (one code each), cut into windows of whole attention blocks.
+
+    A model call looks two blocks back and one ahead. The solver's calls build on each other, so a
+    window is an approximation, which more left context makes closer.
+    """
+    dit = ctx.config.token2wav_config.dit_config
+    block = math.lcm(dit.block_size, dit.repeats) // dit.repeats
     names = tuple(speaker_bos_tokens(ctx.config.name_or_path))
     return CodecEdge(
         ctx,
         end_ids=_end_ids(ctx.config),
         drops_unfed=False,
-        policy=ChunkPolicy(initial=24, steady=96, left_context=48, right_holdback=24),
+        policy=ChunkPolicy(
+            initial=2 * block,
+            steady=8 * block,
+            left_context=4 * block,
+            right_holdback=block,
+            align=block,
+        ),
         options={"voice": find_voice(ctx.voice, names, DEFAULT_VOICE)},
     )
 
@@ -164,7 +177,6 @@ PIPELINE = Pipeline(
     ),
     voices=voices,
     default_voice=DEFAULT_VOICE,
-    async_chunk=False,
 )
 
 THINKER_ONLY = Pipeline(
@@ -181,8 +193,3 @@ THINKER_ONLY = Pipeline(
         ),
     ),
 )
-
-
-def resolve(config: PretrainedConfig) -> Pipeline:
-    """The pipeline that a checkpoint's config calls for."""
-    return PIPELINE if config.enable_audio_output else THINKER_ONLY

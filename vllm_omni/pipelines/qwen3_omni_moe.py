@@ -193,8 +193,3 @@ THINKER_ONLY = Pipeline(
         ),
     ),
 )
-
-
-def resolve(config: PretrainedConfig) -> Pipeline:
-    """The pipeline that a checkpoint's config calls for."""
-    return PIPELINE if config.enable_audio_output else THINKER_ONLY
