@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large a client's media may be."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Bounds on one medium, checked against its header first and its content then.
+
+    Attributes:
+        max_bytes: Size of the file.
+        max_image_pixels: Width times height of a picture.
+        max_audio_seconds: Length of a sound.
+        max_audio_rate: Sample rate of a sound, Hz.
+        max_audio_channels: Channels of a sound.
+        max_video_seconds: Length of a video.
+        max_video_frames: Frames of a video.
+        max_video_pixels: Width times height of a video.
+        max_decoded_bytes: What one medium takes in memory when decoded here.
+    """
+
+    max_bytes: int = 256 << 20
+    max_image_pixels: int = 64 << 20
+    max_audio_seconds: float = 3600.0
+    max_audio_rate: int = 384_000
+    max_audio_channels: int = 8
+    max_video_seconds: float = 1800.0
+    max_video_frames: int = 108_000
+    max_video_pixels: int = 4096 * 2304
+    max_decoded_bytes: int = 2 << 30
+
+
+DEFAULT_LIMITS = MediaLimits()
