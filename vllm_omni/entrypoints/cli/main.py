@@ -1,72 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `vllm-omni` command, and what `vllm ... --omni` calls.
 
-vLLM's CLI imports `main` of exactly this module when `--omni` is among its arguments.
+vLLM's CLI imports `main` of exactly this module when `--omni` is among its arguments. Heavy imports
+wait until it is known that they are needed.
 """
 
 import sys
 
+from vllm_omni.entrypoints.cli.types import EXIT_CONFIG, OmniSubcommand, fail
+
 SUBCOMMANDS = ("serve", "bench")
 FLAG = "--omni"
+HELP = f"""usage: vllm-omni [-h] [-v] {{{",".join(SUBCOMMANDS)}}} ...
+
+Serving for omni-modal models, on vLLM.
+
+  serve MODEL    Serve a multi-stage, multi-modal pipeline over HTTP (OpenAI-compatible).
+  bench          Benchmark a server.
+
+  -h, --help     This text; after a command, its options.
+  -v, --version  The version.
+
+The same as `vllm {{{",".join(SUBCOMMANDS)}}} ... --omni`. Any other command is vLLM's.
+"""
 
 
 def main() -> None:
     """Run the command line in `sys.argv`."""
-    command = next((arg for arg in sys.argv[1:] if not arg.startswith("-")), None)
-    if command is None or command in SUBCOMMANDS:
-        _run(command)
-    elif FLAG in sys.argv:
-        known = ", ".join(SUBCOMMANDS)
-        print(f"vllm-omni: error: {FLAG} works with {known}, not {command!r}", file=sys.stderr)
-        sys.exit(2)
+    argv = sys.argv[1:]
+    command = next((arg for arg in argv if not arg.startswith("-")), None)
+    if command in SUBCOMMANDS:
+        _run(command, argv)
+    elif command is None:
+        _no_command(argv)
+    elif FLAG in argv:
+        fail(f"{FLAG} works with {', '.join(SUBCOMMANDS)}, not {command!r}", EXIT_CONFIG)
     else:
         from vllm.entrypoints.cli.main import main as vllm_main
 
         vllm_main()
 
 
-def _run(command: str | None) -> None:
-    """Parse and dispatch. Imports are lazy: `--help` and `--version` need none of them."""
+def _no_command(argv: list[str]) -> None:
+    from vllm_omni import __version__
+
+    options = [arg for arg in argv if arg != FLAG]
+    unknown = [arg for arg in options if arg not in ("-h", "--help", "-v", "--version")]
+    if unknown:
+        fail(f"unknown option {unknown[0]}; see vllm-omni --help", EXIT_CONFIG)
+    print(__version__ if options and options[0] in ("-v", "--version") else HELP)
+
+
+def _run(command: str, argv: list[str]) -> None:
+    """Parse and dispatch a command of ours."""
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from vllm_omni import __version__
-
-    parser = FlexibleArgumentParser(
-        prog="vllm-omni", description="Serving for omni-modal models, on vLLM."
-    )
-    parser.add_argument("-v", "--version", action="version", version=__version__)
-    subparsers = parser.add_subparsers(required=False, dest="subparser", metavar="{serve,bench}")
-    cli_env_setup()
-    commands = {}
-    if command in (None, "serve"):
-        from vllm_omni.entrypoints.cli.serve import OmniServeSubcommand
-
-        commands["serve"] = OmniServeSubcommand()
-    if command in (None, "bench"):
-        from vllm_omni.entrypoints.cli.bench import OmniBenchSubcommand
-
-        commands["bench"] = OmniBenchSubcommand()
-    for each in commands.values():
-        each.subparser_init(subparsers)
-    args = parser.parse_args([arg for arg in sys.argv[1:] if arg != FLAG or command != "bench"])
-    if args.subparser is None:
-        parser.print_help()
-        return
-    configure_logging_from_args(args)
-    _dispatch(commands[args.subparser], args)
-
-
-def _dispatch(subcommand, args) -> None:
-    from vllm_omni.entrypoints.cli.serve import EXIT_CONFIG, fail
     from vllm_omni.errors import OmniConfigError
 
+    cli_env_setup()
+    parser = FlexibleArgumentParser(prog="vllm-omni")
+    subparsers = parser.add_subparsers(required=True, dest="subparser")
+    subcommand = _subcommand(command)
+    subcommand.subparser_init(subparsers)
+    if command == "bench":
+        argv = [arg for arg in argv if arg != FLAG]  # vLLM's parsers do not know it
+    args = parser.parse_args(argv)
+    configure_logging_from_args(args)
     try:
         subcommand.validate(args)
-        subcommand.cmd(args)
+        subcommand.run(args, argv[argv.index(command) + 1 :])
     except OmniConfigError as error:
         fail(str(error), EXIT_CONFIG)
+
+
+def _subcommand(command: str) -> OmniSubcommand:
+    if command == "bench":
+        from vllm_omni.entrypoints.cli.bench import OmniBenchSubcommand
+
+        return OmniBenchSubcommand()
+    from vllm_omni.entrypoints.cli.serve import OmniServeSubcommand
+
+    return OmniServeSubcommand()
 
 
 if __name__ == "__main__":

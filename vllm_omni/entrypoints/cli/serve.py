@@ -5,8 +5,7 @@ import argparse
 import contextlib
 import signal
 import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -21,8 +20,9 @@ from vllm.logger import init_logger
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 
-from vllm_omni.config.cli import add_omni_args, plan_from_args
+from vllm_omni.config.cli import add_omni_args, explicit_args, plan_from_args
 from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.entrypoints.cli.types import EXIT_START, fail
 from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.media import use_omni_media_connector
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
@@ -32,19 +32,23 @@ logger = init_logger(__name__)
 
 StartEngine = Callable[[DeploymentPlan], EngineClient]
 
-EXIT_CONFIG = 2
-EXIT_START = 1
-
 
 class OmniServeSubcommand(ServeSubcommand):
     """vLLM's `serve` for multi-stage pipelines: its flags and ours."""
 
-    @staticmethod
-    def cmd(args: argparse.Namespace) -> None:
-        """Serve until a signal comes; returns after a clean shutdown."""
+    _parser: FlexibleArgumentParser
+
+    def run(self, args: argparse.Namespace, argv: Sequence[str]) -> None:
+        """Serve until a signal comes; returns after a clean shutdown.
+
+        Args:
+            args: What the parser made of `argv`.
+            argv: Everything after `serve`.
+        """
         if args.model_tag is not None:
             args.model = args.model_tag
-        run_server(args, _start_engine)
+        plan = plan_from_args(args, explicit_args(self._parser, argv, args))
+        run_server(args, plan, _start_engine)
 
     def validate(self, args: argparse.Namespace) -> None:
         """Check vLLM's frontend flags and refuse those that do not apply."""
@@ -74,6 +78,7 @@ class OmniServeSubcommand(ServeSubcommand):
             help="Largest request body; a larger one is answered with "
             f"{int(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)}.",
         )
+        self._parser = parser
         return parser
 
 
@@ -83,7 +88,7 @@ def _start_engine(plan: DeploymentPlan) -> EngineClient:
     return AsyncOmni.from_plan(plan)
 
 
-def run_server(args: argparse.Namespace, start_engine: StartEngine) -> None:
+def run_server(args: argparse.Namespace, plan: DeploymentPlan, start_engine: StartEngine) -> None:
     """Bind the port, start the stages, serve, and end everything.
 
     The port is bound first, so that a taken one is told before minutes of loading. The stages are
@@ -91,18 +96,18 @@ def run_server(args: argparse.Namespace, start_engine: StartEngine) -> None:
 
     Args:
         args: Parsed flags.
+        plan: What to start.
         start_engine: Starts the stages of a plan; blocks until they are ready.
     """
     decorate_logs("APIServer", skip_if_decorated=True)
     use_omni_media_connector()
-    plan = plan_from_args(args)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     engine: EngineClient | None = None
     with contextlib.closing(_bind(args)) as sock:
         try:
             engine = _started(plan, start_engine)
-            uvloop.run(_serve(engine, args, sock))
+            uvloop.run(_serve(engine, args, plan, sock))
         except KeyboardInterrupt:
             logger.info("Interrupted while starting.")
         finally:
@@ -136,8 +141,10 @@ def _started(plan: DeploymentPlan, start_engine: StartEngine) -> EngineClient:
         fail(f"start-up failed: {error}", EXIT_START)
 
 
-async def _serve(engine: EngineClient, args: argparse.Namespace, sock: socket.socket) -> None:
-    app = await build_omni_app(engine, args)
+async def _serve(
+    engine: EngineClient, args: argparse.Namespace, plan: DeploymentPlan, sock: socket.socket
+) -> None:
+    app = await build_omni_app(engine, args, plan.entry.default_sampling)
     options: dict[str, Any] = {}
     if (log_config := get_uvicorn_log_config(args)) is not None:
         options["log_config"] = log_config
@@ -160,9 +167,3 @@ async def _serve(engine: EngineClient, args: argparse.Namespace, sock: socket.so
         **options,
     )
     await stopped
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """End the process with one line on stderr."""
-    print(f"vllm-omni: error: {message}", file=sys.stderr)
-    sys.exit(code)

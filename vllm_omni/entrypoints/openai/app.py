@@ -7,6 +7,8 @@ our routes need is in `app.state` under names starting with `omni_`.
 """
 
 from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -28,12 +30,15 @@ from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 logger = init_logger(__name__)
 
 
-async def build_omni_app(engine_client: EngineClient, args: Namespace) -> FastAPI:
+async def build_omni_app(
+    engine_client: EngineClient, args: Namespace, entry_sampling: Mapping[str, Any]
+) -> FastAPI:
     """The application that serves a pipeline.
 
     Args:
         engine_client: `AsyncOmni`, or what is like it.
         args: Flags of `vllm serve --omni`.
+        entry_sampling: Sampling defaults of the entry stage.
     """
     tasks = await engine_client.get_supported_tasks()
     logger.info("Supported tasks: %s", tasks)
@@ -43,7 +48,8 @@ async def build_omni_app(engine_client: EngineClient, args: Namespace) -> FastAP
     install_error_handlers(app)
     app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
     await init_app_state(engine_client, app.state, args, tasks)
-    init_omni_state(engine_client, app.state, args, tasks)
+    if "generate" in tasks:
+        init_chat_state(engine_client, app.state, args, entry_sampling)
     return app
 
 
@@ -73,17 +79,16 @@ def include_first(app: FastAPI, routers: list[APIRouter]) -> None:
     app.router.routes.extend(theirs)
 
 
-def init_omni_state(
-    engine_client: EngineClient, state: State, args: Namespace, tasks: tuple[SupportedTask, ...]
+def init_chat_state(
+    engine_client: EngineClient, state: State, args: Namespace, entry_sampling: Mapping[str, Any]
 ) -> None:
-    """Make the handlers of our routes from what `init_app_state` made."""
-    if "generate" not in tasks:
-        return
+    """Make the chat handler from what `init_app_state` made."""
     request_logger = RequestLogger(max_log_len=args.max_log_len)
     state.omni_serving_chat = OmniServingChat(
         engine_client,
         state.openai_serving_models,
         args.response_role,
+        entry_sampling=entry_sampling,
         online_renderer=state.online_renderer,
         request_logger=request_logger if args.enable_log_requests else None,
         chat_template=load_chat_template(args.chat_template),

@@ -63,11 +63,12 @@ class AudioCollector:
         turn, message = self.turn, choice.message
         rate = self.pieces[0].sample_rate if self.pieces else SILENT_RATE
         data, frames = await asyncio.to_thread(self._encoded, rate)
+        turn.transcript = message.content or ""
         message.audio = ChatCompletionAudio(
             id=turn.audio_id,
             data=data,
             expires_at=turn.expires_at,
-            transcript=message.content or "",
+            transcript=turn.transcript,
         )
         if not turn.has_text:
             message.content = None
@@ -168,14 +169,14 @@ class AudioStream:
     async def _add_sound(self, output: OmniRequestOutput) -> None:
         audio = output.audio
         if audio is not None and self._encoder is None:
-            self._encoder = AudioStreamEncoder(audio.sample_rate, self.turn.audio_format)
+            self._encoder = AudioStreamEncoder(self.turn.audio_format, audio.sample_rate)
         if self._encoder is None:
             return
         encoder, frames = self._encoder, 0
         data = b""
         if audio is not None and len(audio.samples):
             frames = len(audio.samples)
-            data += await asyncio.to_thread(encoder.encode, audio.samples)
+            data += await asyncio.to_thread(encoder.feed, audio.samples)
         if output.finished:
             data += await asyncio.to_thread(encoder.finish)
         if not data:
@@ -218,6 +219,7 @@ class AudioStream:
         if not self.turn.has_text:
             delta.pop("content", None)
         if transcript:
+            self.turn.transcript += transcript
             delta["audio"] = {"id": self.turn.audio_id, "transcript": transcript}
 
     def _close(self) -> list[str]:

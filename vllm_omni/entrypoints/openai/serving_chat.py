@@ -31,6 +31,7 @@ from vllm.tokenizers import TokenizerLike
 
 from vllm_omni.entrypoints.openai.chat_audio import AudioCollector, AudioStream
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
+from vllm_omni.entrypoints.openai.spoken import SpokenTexts
 from vllm_omni.entrypoints.openai.turn import Turn, read_turn, stage_sampling_params
 from vllm_omni.errors import OmniClientError, OmniError, http_status
 
@@ -88,6 +89,18 @@ class OmniServingChat(OpenAIServingChat):
 
     _turn: Turn | None = None
 
+    def __init__(self, *args: Any, entry_sampling: Mapping[str, Any], **kwargs: Any) -> None:
+        """As vLLM's.
+
+        Args:
+            args: See `OpenAIServingChat`.
+            entry_sampling: Sampling defaults of the entry stage, above the checkpoint's own.
+            kwargs: See `OpenAIServingChat`.
+        """
+        super().__init__(*args, **kwargs)
+        self._spoken = SpokenTexts()
+        self.default_sampling_params = {**self.default_sampling_params, **entry_sampling}
+
     async def _create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Request | None = None
     ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
@@ -102,6 +115,7 @@ class OmniServingChat(OpenAIServingChat):
     def _bound(self, request: OmniChatCompletionRequest) -> "OmniServingChat":
         """This handler, or a copy that serves one turn."""
         turn = read_turn(request, self.engine_client)
+        self._spoken.fill_in(request.messages)
         harmless = _has_harmless_kwargs(request)
         if turn.is_plain and not harmless:
             return self
@@ -147,6 +161,7 @@ class OmniServingChat(OpenAIServingChat):
             return
         async for event in stream.events(result_generator, chat):
             yield event
+        self._remember(turn)
 
     async def chat_completion_full_generator(
         self,
@@ -175,7 +190,13 @@ class OmniServingChat(OpenAIServingChat):
         )
         if collector is None or isinstance(response, ErrorResponse):
             return response
-        return await collector.finish(response)
+        finished = await collector.finish(response)
+        self._remember(collector.turn)
+        return finished
+
+    def _remember(self, turn: Turn | None) -> None:
+        if turn is not None and turn.has_audio:
+            self._spoken.remember(turn.audio_id, turn.expires_at, turn.transcript)
 
     @staticmethod
     def create_error_response(

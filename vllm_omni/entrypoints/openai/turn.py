@@ -18,9 +18,9 @@ from vllm_omni.entrypoints.openai.protocol.chat import (
     VoiceId,
 )
 from vllm_omni.errors import OmniClientError
+from vllm_omni.media.audio_encode import check_format
 from vllm_omni.outputs import StageMetrics
 
-AUDIO_FORMATS = ("wav", "mp3", "flac", "opus", "aac", "pcm16")
 AUDIO_LIFETIME_S = 3600
 _SAMPLING_KEYS = frozenset(name for name in SamplingParams.__struct_fields__ if name[0] != "_") - {
     "output_kind",  # `stream` decides
@@ -51,6 +51,7 @@ class Turn:
         wants_metrics: The client asked for the stages' timing.
         audio_id: Name of the sound.
         expires_at: When `audio_id` is forgotten, in Unix seconds.
+        transcript: What is said in the sound.
         stage_metrics: Filled in with the request's last output.
     """
 
@@ -62,6 +63,7 @@ class Turn:
     wants_metrics: bool = False
     audio_id: str = field(default_factory=lambda: f"audio_{random_uuid()}")
     expires_at: int = field(default_factory=lambda: int(time.time()) + AUDIO_LIFETIME_S)
+    transcript: str = ""
     stage_metrics: tuple[StageMetrics, ...] = ()
 
     @property
@@ -125,14 +127,8 @@ def _modalities(request: OmniChatCompletionRequest, pipeline: Pipeline) -> tuple
 
 
 def _audio_format(name: str) -> str:
-    folded = name.lower()
-    folded = "pcm16" if folded == "pcm" else folded
-    if folded not in AUDIO_FORMATS:
-        raise OmniClientError(
-            f"`audio.format` must be one of {list(AUDIO_FORMATS)}, got {name!r}.",
-            param="audio.format",
-        )
-    return folded
+    check_format(name.lower())
+    return name.lower()
 
 
 def _voice(request: OmniChatCompletionRequest, voices: Sequence[str]) -> str | None:

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionResponseChoice,
 )
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
+from vllm.sampling_params import SamplingParams
 
 from vllm_omni.entrypoints.openai.protocol.content import check_parts, check_text
 
@@ -68,6 +69,17 @@ class OmniChatCompletionRequest(ChatCompletionRequest):
     return_stage_metrics: bool = Field(
         default=False, description="Answer with the timing of each stage in `metrics`."
     )
+
+    def to_sampling_params(
+        self, max_tokens: int, default_sampling_params: dict[str, Any]
+    ) -> SamplingParams:
+        """As vLLM's, with every default of the deployment and not only those of OpenAI's fields."""
+        params = super().to_sampling_params(max_tokens, default_sampling_params)
+        settled = {*self._DEFAULT_SAMPLING_PARAMS, "max_tokens", "stop_token_ids", "output_kind"}
+        for name, value in default_sampling_params.items():
+            if name not in settled and name not in self.model_fields_set:
+                setattr(params, name, value)
+        return params
 
     @model_validator(mode="before")
     @classmethod

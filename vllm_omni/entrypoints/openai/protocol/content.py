@@ -44,13 +44,17 @@ def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def check_parts(messages: Any) -> None:
-    """Check the parts of messages whose content is a list.
+    """Check references to sounds, and the parts of messages whose content is a list.
 
     Raises:
         VLLMValidationError: Names the part.
     """
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict):
+            continue
+        if message.get("audio") is not None:
+            _require_text(message["audio"], f"messages.{i}.audio", ("id",))
+        content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
             _check_part(part, f"messages.{i}.content.{j}")
 
