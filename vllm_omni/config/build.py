@@ -22,12 +22,13 @@ from vllm_omni.config.load import (
     for_platform,
     load_deploy,
     packaged_deploys,
+    parse_json,
     parse_overrides,
 )
 from vllm_omni.config.pipeline import Pipeline
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.config.resolve import StageInputs, check_memory, resolve_stage
-from vllm_omni.config.schema import DeployConfig
+from vllm_omni.config.schema import DeployConfig, StageOverride
 from vllm_omni.config.wiring import resolve_connectors
 from vllm_omni.errors import OmniConfigError
 
@@ -127,6 +128,7 @@ def _stage_inputs(
     overrides = parse_overrides(stage_overrides, pipeline, "--stage-overrides")
     dotted = parse_overrides(flags.dotted, pipeline, "stage_<id>_<key>")
     sampling = parse_sampling(default_sampling_params, pipeline)
+    _warn_idle_overrides(pipeline, {where: file_overrides, "--stage-overrides": overrides})
     entries = _entries(pipeline, loaded)
     return [
         StageInputs(
@@ -165,8 +167,6 @@ def parse_sampling(
     """`--default-sampling-params` by stage id; flat parameters if there is only one stage."""
     where = "--default-sampling-params"
     if isinstance(sampling, str):
-        from vllm_omni.config.load import parse_json
-
         sampling = parse_json(sampling, where)
     if not sampling:
         return {}
@@ -207,12 +207,22 @@ def _resolve_async_chunk(
 def _warn_idle(loaded: LoadedDeploy, flags: Flags) -> None:
     config, warn = loaded.config, logger.warning
     for key, entry in idle.idle_set(config.given(), idle.DEPLOY_IDLE).items():
-        idle.warn_idle(warn, f"{loaded.source}: {key}", key, entry)
+        idle.warn_idle(warn, f"{loaded.source}: {key}", entry)
     for position, stage in enumerate(config.stages):
         for key, entry in stage.idle().items():
-            idle.warn_idle(warn, f"{loaded.source}: stages[{position}].{key}", key, entry)
+            idle.warn_idle(warn, f"{loaded.source}: stages[{position}].{key}", entry)
     for key, entry in flags.idle.items():
-        idle.warn_idle(warn, flags.write(key), key, entry)
+        idle.warn_idle(warn, flags.write(key), entry)
+
+
+def _warn_idle_overrides(
+    pipeline: Pipeline, overrides: Mapping[str, Mapping[int, StageOverride]]
+) -> None:
+    for where, by_stage in overrides.items():
+        for stage_id, override in by_stage.items():
+            for key, entry in override.idle().items():
+                place = f"{where}: {pipeline.stages[stage_id].name}.{key}"
+                idle.warn_idle(logger.warning, place, entry)
 
 
 def _names(served_model_name: str | Sequence[str] | None, model: str) -> tuple[str, ...]:

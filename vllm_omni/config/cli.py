@@ -20,8 +20,10 @@ logger = init_logger(__name__)
 STAGE_INIT_TIMEOUT_S = 300.0
 INIT_TIMEOUT_S = 600.0
 
-_NOT_STAGE_KEYS = frozenset({"model", "served_model_name"})
-"""Engine arguments that belong to the whole deployment."""
+_NOT_STAGE_KEYS = frozenset(
+    {"async_chunk", "default_sampling_params", "model", "served_model_name"}
+)
+"""Flags that are about the whole deployment although a stage has a key of the same name."""
 
 
 def add_omni_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -173,7 +175,7 @@ def plan_from_args(args: argparse.Namespace, explicit: Mapping[str, Any]) -> Dep
     for name in sorted(OWNED.keys() & explicit.keys()):
         raise OmniConfigError(f"--{name.replace('_', '-')}: may not be set: {OWNED[name]}")
     if args.worker_backend == "ray":
-        warn_idle(logger.warning, "--worker-backend ray", "worker_backend", IdleKey("Run on Ray."))
+        warn_idle(logger.warning, "--worker-backend ray", IdleKey("Run on Ray."))
     return build_plan(
         _model(args),
         deploy_config=args.deploy_config,

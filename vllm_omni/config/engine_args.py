@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -121,7 +121,7 @@ def coerce_engine_arg(name: str, value: Any) -> Any:
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a reader of the docs wants it: `int or null`, `'auto', 'hf' or str`."""
+    """A type as a reader wants it: `int or null`, `'auto', 'hf' or str`."""
     names: list[str] = []
     for alternative in _alternatives(annotation):
         if typing.get_origin(alternative) is Literal:
@@ -139,6 +139,8 @@ def type_name(annotation: Any) -> str:
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return tuple(a for arg in typing.get_args(annotation) for a in _alternatives(arg))
+    if typing.get_origin(annotation) is Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
     return (annotation,)
 
 

@@ -11,7 +11,7 @@ from vllm_omni.config.engine_args import is_entry_only
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey
 from vllm_omni.config.load import split_dotted
 from vllm_omni.config.pipeline import Pipeline, Stage
-from vllm_omni.config.problems import from_validation_error
+from vllm_omni.config.problems import Problem, config_error, from_validation_error
 from vllm_omni.config.schema import StageOverride, flag_engines_of
 
 
@@ -58,12 +58,18 @@ def parse_flags(given: Mapping[str, Any], style: str = "--{flag}") -> Flags:
     table = {**STAGE_IDLE, **FLAG_IDLE}
     idle = {key: table[key] for key in given if key in table}
     rest = {key: value for key, value in given.items() if key not in dotted and key not in idle}
+    where = "command line" if "flag" in style else "argument"
     try:
         values = StageOverride.model_validate(rest)
     except ValidationError as error:
-        raise from_validation_error(
-            "command line" if "flag" in style else "argument", error
-        ) from None
+        raise from_validation_error(where, error) from None
+    no_flags = [
+        Problem(key, value, "belongs to one stage; give it in 'stages' or stage overrides")
+        for key, value in rest.items()
+        if not flag_engines_of(key)
+    ]
+    if no_flags:
+        raise config_error(where, no_flags)
     return Flags(values.settings(), dotted, idle, style)
 
 

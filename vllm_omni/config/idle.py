@@ -157,8 +157,8 @@ FLAG_IDLE: Mapping[str, IdleKey] = {
 _warned: set[str] = set()
 
 
-def warn_idle(warn: Warn, place: str, key: str, entry: IdleKey) -> None:
-    """Say once per process that a key has no effect."""
+def warn_idle(warn: Warn, place: str, entry: IdleKey) -> None:
+    """Say once per process that the key at `place` has no effect."""
     text = f"{place}: accepted, has no effect yet"
     if entry.dead:
         text = f"{place}: deprecated and without effect ({entry.help})"

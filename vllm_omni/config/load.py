@@ -105,7 +105,12 @@ def _read_with_bases(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         return raw
     base_path = path.parent / base
     if not base_path.is_file():
-        raise OmniConfigError(f"{path}: base_config = {base!r}: there is no file {base_path}")
+        base_path = packaged_deploys().get(base.removesuffix(".yaml"), base_path)
+    if not base_path.is_file():
+        raise OmniConfigError(
+            f"{path}: base_config = {base!r}: there is neither a file {base_path} nor a packaged "
+            f"one of that name ({', '.join(packaged_deploys())})"
+        )
     return merge_deploy(_read_with_bases(base_path, (*chain, path)), raw)
 
 
@@ -179,12 +184,12 @@ def parse_overrides(
     for key, value in (overrides or {}).items():
         dotted = split_dotted(str(key))
         label, values = dotted[0] if dotted else str(key), value
+        stage_id = find_stage(pipeline, label, where)
         if dotted:
             values = {dotted[1]: value}
         elif not isinstance(value, Mapping):
             problem = Problem(label, value, "should be a mapping of stage keys")
             raise config_error(where, [problem])
-        stage_id = find_stage(pipeline, label, where)
         labels.setdefault(stage_id, label)
         by_stage[stage_id] = merge_stage(by_stage.get(stage_id, {}), values)
     return {i: _override(values, where, labels[i]) for i, values in sorted(by_stage.items())}

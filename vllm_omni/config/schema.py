@@ -312,7 +312,9 @@ class DeployConfig(PipelineWide):
     } | {"stage_args": "that is the format of old releases; its successor is 'stages'"}
 
     pipeline: str | None = key("Name of the pipeline; default: found from the checkpoint.")
-    base_config: str | None = key("Another deploy file, relative to this one, to build on.")
+    base_config: str | None = key(
+        "Deploy file to build on, relative to this one, or the name of a packaged one."
+    )
     async_chunk: bool | None = key(
         "Stages start before the one above has ended. Default: the pipeline's."
     )
