@@ -20,16 +20,18 @@ from vllm_omni.media.limits import MediaLimits
 _CONTAINERS = (
     "wav,w64,aiff,caf,au,mp3,flac,ogg,aac,amr,asf,mov,mp4,matroska,webm,avi,flv,mpeg,mpegts"
 )
-AUDIO_CODECS = frozenset(
+_AUDIO_CODECS = (
     "aac aac_latm ac3 adpcm_ima_wav adpcm_ms alac amrnb amrwb eac3 flac gsm_ms libopus libvorbis"
     " mp2 mp2float mp3 mp3float opus pcm_alaw pcm_f32be pcm_f32le pcm_f64le pcm_mulaw pcm_s16be"
     " pcm_s16le pcm_s24be pcm_s24le pcm_s32be pcm_s32le pcm_s8 pcm_u8 vorbis wavpack wmav1 wmav2"
-    " libopencore_amrnb libopencore_amrwb".split()
+    " libopencore_amrnb libopencore_amrwb"
 )
-VIDEO_CODECS = frozenset(
+_VIDEO_CODECS = (
     "av1 flv h263 h264 hevc libdav1d libvpx libvpx-vp9 mjpeg mpeg1video mpeg2video mpeg4"
-    " msmpeg4v2 msmpeg4v3 prores theora vp8 vp9 wmv2".split()
+    " msmpeg4v2 msmpeg4v3 prores theora vp8 vp9 wmv2"
 )
+AUDIO_CODECS = frozenset(_AUDIO_CODECS.split())
+VIDEO_CODECS = frozenset(_VIDEO_CODECS.split())
 _OPTIONS = {
     "format_whitelist": _CONTAINERS,
     "codec_whitelist": ",".join(sorted(AUDIO_CODECS | VIDEO_CODECS)),
@@ -59,7 +61,10 @@ def opened(data: bytes, kind: str, limits: MediaLimits, param: str) -> Iterator[
             yield container
     except OmniClientError:
         raise
-    except (av.error.FFmpegError, ValueError, EOFError, OverflowError, MemoryError) as error:
+    except av.error.FFmpegError as error:
+        reason = f"{error.strerror} (a format or codec that is not supported, or a broken file)"
+        raise unreadable(kind, param, reason) from None
+    except (ValueError, EOFError, OverflowError, MemoryError) as error:
         raise unreadable(kind, param, error) from None
 
 
@@ -79,6 +84,6 @@ def unreadable(kind: str, param: str, reason: object) -> OmniClientError:
 def too_much(kind: str, unit: str, found: float, limit: float, param: str) -> OmniClientError:
     """What to raise for a file that passes a limit."""
     return OmniClientError(
-        f"{param}: the {kind} has {found:g} {unit}, more than the {limit:g} that are allowed",
+        f"{param}: the {kind} has {found:.10g} {unit}, more than the {limit:.10g} that are allowed",
         param=param,
     )

@@ -114,10 +114,13 @@ def check_audio(
         seconds = _claimed_seconds(container, stream)
         _check_seconds("audio", seconds, limits.max_audio_seconds, param)
         context = stream.codec_context
-        walked = 0.0
+        walked, size = 0.0, 0
         for packet in container.demux(stream):
+            size += packet.size
             walked += _packet_seconds(packet, stream)
             _check_seconds("audio", walked, limits.max_audio_seconds, param)
+        if not size:
+            raise unreadable("audio", param, "it holds no samples")
         return AudioInfo(max(seconds, walked), stream.rate, context.channels, context.name)
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 class MediaLimits:
     """Bounds on one medium, checked against its header first and its content then.
 
+    The defaults for bytes, pixels of a picture and seconds of a sound are vLLM's
+    (VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_DURATION_S).
+
     Attributes:
         max_bytes: Size of the file.
         max_image_pixels: Width times height of a picture.
@@ -21,8 +24,8 @@ class MediaLimits:
     """
 
     max_bytes: int = 256 << 20
-    max_image_pixels: int = 64 << 20
-    max_audio_seconds: float = 3600.0
+    max_image_pixels: int = 178_956_970
+    max_audio_seconds: float = 600.0
     max_audio_rate: int = 384_000
     max_audio_channels: int = 8
     max_video_seconds: float = 1800.0
