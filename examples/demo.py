@@ -142,7 +142,8 @@ def main() -> None:
         sound, metrics = ask(url)
         took = time.monotonic() - began
         path = WORK / "answer.wav"
-        print(f"sound: {path}, {write_wav(sound, path):.2f} s long, asked and answered in {took:.2f} s")
+        length = write_wav(sound, path)
+        print(f"sound: {path}, {length:.2f} s long, asked and answered in {took:.2f} s")
         for stage in metrics.get("stages", ()):
             print(f"stage: {stage}")
     print("server: stopped cleanly")

@@ -54,7 +54,8 @@ class RowPrompt(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         token_ids: The stage's own ids, one per prompt position (placeholders included). Penalties
             and logits processors see them.
-        rows: Exactly one appended position per token id.
+        rows: The first positions, one per token id, are the prompt; what may follow are the first
+            decode positions.
     """
 
     token_ids: list[int]

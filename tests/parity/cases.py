@@ -8,6 +8,7 @@ from tests.reference.hf_omni import Media
 from vllm_omni.testing import media
 
 RATE = 16_000
+NO_MEDIA = Media()
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Case:
 
     name: str
     messages: list[dict[str, Any]]
-    media: Media = Media()
+    media: Media = NO_MEDIA
     max_tokens: int = 16
     talker_max_tokens: int = 48
 

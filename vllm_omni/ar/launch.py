@@ -61,6 +61,8 @@ def engine_config(
         args["hf_overrides"] = hf_overrides
     if stage.row_driven:
         args["skip_tokenizer_init"] = True
+        # The checkpoint's generation config is the thinker's: its end tokens mean nothing here.
+        args["generation_config"] = "vllm"
     if current_platform.is_cpu():
         args["worker_cls"] = "vllm_omni.ar.worker.OmniCPUWorker"
         args["scheduler_cls"] = "vllm_omni.ar.scheduler.OmniScheduler"

@@ -171,14 +171,15 @@ class RowState:
         if count == 0:
             return
         index = torch.tensor(rows.index)
-        if prompt_token_ids is not None and _POSITIONS in upstream:
-            state.positions = _rebase_positions(upstream[_POSITIONS], rows.index)
+        # What a message appends beyond the prompt are decode positions: they have no id yet.
+        token_ids = torch.full((count,), -1)
+        if prompt_token_ids is not None:
+            token_ids[: state.prompt_len] = torch.tensor(prompt_token_ids)
+            if _POSITIONS in upstream:
+                state.positions = _rebase_positions(
+                    upstream[_POSITIONS], rows.index[: state.prompt_len]
+                )
         kinds = torch.frombuffer(bytearray(rows.kinds), dtype=torch.uint8)
-        token_ids = (
-            torch.full((count,), -1)
-            if prompt_token_ids is None
-            else torch.tensor(prompt_token_ids, dtype=torch.int64)
-        )
         row_part = self._model.row_inputs(
             {
                 name: _gather(tensor, index).to(self._device, self._pad.dtype)
