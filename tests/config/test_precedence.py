@@ -159,3 +159,8 @@ def test_where_each_value_came_from(plan: Planner) -> None:
     assert stage.sources["seed"] == "deploy config: stages[0].seed"
     assert stage.sources["max_num_seqs"] == "--max-num-seqs"
     assert stage.sources["max_model_len"] == "--stage-overrides thinker.max_model_len"
+
+
+def test_keyword_arguments_are_called_by_their_name(plan: Planner) -> None:
+    stage = plan(cli={"max_num_seqs": 2}, flag_style="{name}").stages[0]
+    assert stage.sources["max_num_seqs"] == "max_num_seqs"

@@ -72,7 +72,7 @@ def build_plan(
         init_timeout: Seconds that all of them may take.
         log_stats: Log statistics.
         served_model_name: Names that clients may use. Default: `model`.
-        flag_style: How errors write an entry of `cli`.
+        flag_style: How errors write an entry of `cli`: `--{flag}`, or `{name}` in Python.
         host: The machine to plan for. Default: this one.
         resolve: Finds the pipeline; tests give their own.
 

@@ -23,7 +23,7 @@ class Flags:
         values: By key.
         dotted: Those of the form `stage_<id>_<key>`.
         idle: Those without effect.
-        style: How errors write one; `{flag}` and `{key}` stand for its name.
+        style: How errors write one; `{flag}` or `{key}` stands for its name.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +53,7 @@ def parse_flags(given: Mapping[str, Any], style: str = "--{flag}") -> Flags:
     Raises:
         OmniConfigError: One is unknown or wrong.
     """
+    style = style.replace("{name}", "{key}")
     given = {key: value for key, value in given.items() if value is not None}
     dotted = {key: value for key, value in given.items() if _is_dotted(key)}
     table = {**STAGE_IDLE, **FLAG_IDLE}

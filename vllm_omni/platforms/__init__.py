@@ -1,11 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows about devices. So far: what kind of host this is."""
+"""The one place that knows about devices. So far: what kind of host this is, and its numbering."""
+
+import os
+from collections.abc import Mapping, Sequence
 
 from vllm_omni.config.devices import Host
+from vllm_omni.errors import OmniConfigError
 
-__all__ = ["Host", "current_host"]
+__all__ = ["Host", "current_host", "device_environment"]
 
 
 def current_host() -> Host:
     """This machine: its platform and the accelerators that the process may see."""
     return Host.current()
+
+
+def device_environment(
+    devices: Sequence[str],
+    *,
+    variable: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Environment that lets a child process see exactly these devices.
+
+    Indices of a plan count the devices that this process sees, which is itself often restricted to
+    some of the machine's: with `CUDA_VISIBLE_DEVICES=4,5`, the child's device "1" is 5.
+
+    Args:
+        devices: Of one replica, from `StagePlan.devices`.
+        variable: Name of the platform's variable. Default: vLLM's for this platform.
+        environ: This process's environment.
+    """
+    if not devices or devices[0] == "cpu":
+        return {}
+    if variable is None:
+        from vllm.platforms import current_platform
+
+        variable = current_platform.device_control_env_var
+    visible = [name.strip() for name in environ.get(variable, "").split(",") if name.strip()]
+    if not visible:
+        return {variable: ",".join(devices)}
+    if max(map(int, devices)) >= len(visible):
+        raise OmniConfigError(
+            f"devices {','.join(devices)}: {variable}={environ[variable]} shows only "
+            f"{len(visible)} of them, counted from 0"
+        )
+    return {variable: ",".join(visible[int(device)] for device in devices)}
