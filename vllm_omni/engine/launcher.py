@@ -25,6 +25,7 @@ from vllm_omni.config.plan import ConnectorSpec, DeploymentPlan, StagePlan
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.client import DiffusionReplica
+from vllm_omni.diffusion.process import prepare as prepare_diffusion
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
@@ -64,6 +65,7 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         StageStartError: A stage did not come up.
     """
     prepare_platform()
+    prepare_diffusion()
     sweep_stale()
     deployment_id = new_deployment_id()
     with ExitStack() as undo:

@@ -102,26 +102,34 @@ def thinker_to_talker(ctx: EdgeContext) -> TalkerEdge:
 
 
 def talker_to_code2wav(ctx: EdgeContext) -> CodecEdge:
-    """Codec frames (one code each), cut into windows of whole attention blocks.
+    """Codec frames (one code each) for a decoder that needs them all.
 
-    A model call looks two blocks back and one ahead. The solver's calls build on each other, so a
-    window is an approximation, which more left context makes closer.
+    A model call looks two blocks back and one ahead, and the solver's calls build on each other, so
+    every sample depends on the whole reply: exact sound is decoded at its end. A deployment that
+    sets `codec_chunk_frames` trades that for an earlier start: the sound then comes in windows of
+    whole attention blocks, each an approximation that more left context makes closer.
     """
-    dit = ctx.config.token2wav_config.dit_config
-    block = math.lcm(dit.block_size, dit.repeats) // dit.repeats
     names = tuple(speaker_bos_tokens(ctx.config.name_or_path))
+    wants_windows = "codec_chunk_frames" in ctx.extra
     return CodecEdge(
         ctx,
         end_ids=_end_ids(ctx.config),
         drops_unfed=False,
-        policy=ChunkPolicy(
-            initial=2 * block,
-            steady=8 * block,
-            left_context=4 * block,
-            right_holdback=block,
-            align=block,
-        ),
+        policy=block_windows(ctx.config) if wants_windows else ChunkPolicy.one_shot(),
         options={"voice": find_voice(ctx.voice, names, DEFAULT_VOICE)},
+    )
+
+
+def block_windows(config: Qwen2_5OmniConfig) -> ChunkPolicy:
+    """Windows of whole attention blocks: what a stream of sound is cut into, if it is."""
+    dit = config.token2wav_config.dit_config
+    block = math.lcm(dit.block_size, dit.repeats) // dit.repeats
+    return ChunkPolicy(
+        initial=2 * block,
+        steady=8 * block,
+        left_context=4 * block,
+        right_holdback=block,
+        align=block,
     )
 
 
