@@ -89,11 +89,29 @@ def test_written_once_read_once_then_gone(connect, directory: Path) -> None:
     result["hidden"].zero_()  # The views are the reader's own.
 
 
-def test_views_outlive_the_connector(connect) -> None:
+@pytest.mark.parametrize("rows", [3, 16_000, 100_000])
+def test_views_outlive_the_connector(connect, directory: Path, rows: int) -> None:
     connector = connect()
-    hidden = get(connector, put(connector, "r"))["hidden"]
+    payload = {"hidden": torch.rand(rows, 2), "last": torch.tensor(7)}
+    handle = connector.put("a", "b", make_key("r", "0"), payload).handle
+    assert handle is not None
+    result = get(connector, handle)
     connector.close()
-    assert torch.equal(hidden, PAYLOAD["hidden"])
+    assert list(directory.iterdir()) == []
+    assert torch.equal(result["hidden"], payload["hidden"])
+    del result["hidden"]
+    assert result["last"].item() == 7
+
+
+@pytest.mark.parametrize("nbytes", [0, 10, 60_000, 70_000, 1 << 40])
+def test_a_handle_of_the_wrong_size_is_a_value_error_or_harmless(connect, nbytes: int) -> None:
+    connector = connect()
+    handle = TensorHandle(put(connector, "r").key, nbytes)
+    if nbytes >= 65_536:  # Mapped: the file itself says how long it is.
+        assert get(connector, handle)["n"].item() == 3
+    else:
+        with pytest.raises(ValueError, match="payload"):
+            get(connector, handle)
 
 
 def test_a_key_is_stored_once(connect, directory: Path) -> None:

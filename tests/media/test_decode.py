@@ -207,6 +207,12 @@ def test_truncated_image() -> None:
         refused(decode_image, PNG[:length])
 
 
+@pytest.mark.parametrize("box", [b"pitm", b"iloc", b"av01", b"ispe"])
+def test_damaged_avif(box: bytes) -> None:
+    """Its reader raises bare RuntimeErrors."""
+    refused(decode_image, picture_file("AVIF").replace(box, b"xxxx"))
+
+
 @pytest.mark.parametrize(
     ("codec", "container"),
     [

@@ -3,7 +3,8 @@
 
 A payload is written once with `write` (on tmpfs half the time of a mapping, and a full medium is an
 error instead of a SIGBUS), and read as a mapping whose name is removed at once: from then on the
-memory lives as long as the tensors that view it.
+memory lives as long as the tensors that view it. A small payload is copied out instead, which takes
+half the time of mapping it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MEDIUM_FULL = (errno.ENOSPC, errno.EDQUOT)
 _BUFFERS_PER_WRITE = 512  # IOV_MAX is 1024.
 _FIRST_PRUNE = 1024
+_MAPPED_FROM_BYTES = 65536
 
 
 class SharedMemoryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,10 +105,10 @@ class SharedMemoryConnector(OmniConnector):
             tensors = decode(handle.inline)
         else:
             name = segments.segment_name(self._deployment_id, request_of(key), key)
-            mapping = self._take(name)
-            if mapping is None:
+            payload = self._take(name, handle.nbytes)
+            if payload is None:
                 raise KeyError(key)
-            tensors = decode(mapping)
+            tensors = decode(payload)
         self._count(gets=1)
         return tensors
 
@@ -194,8 +196,11 @@ class SharedMemoryConnector(OmniConnector):
         finally:
             os.close(descriptor)
 
-    def _take(self, name: str) -> mmap.mmap | None:
-        """Map a segment and remove its name; None if it is gone or another reader was faster."""
+    def _take(self, name: str, nbytes: int) -> mmap.mmap | bytearray | None:
+        """The bytes of a segment, whose name is removed.
+
+        None if it is gone or another reader was faster.
+        """
         path = self._directory / name
         try:
             descriptor = os.open(path, _OPEN)
@@ -203,7 +208,11 @@ class SharedMemoryConnector(OmniConnector):
             return None
         try:
             os.unlink(path)
-            return mmap.mmap(descriptor, 0)
+            if nbytes >= _MAPPED_FROM_BYTES:
+                return mmap.mmap(descriptor, 0)
+            payload = bytearray(nbytes)
+            os.readv(descriptor, [payload])
+            return payload
         except FileNotFoundError:
             return None
         finally:

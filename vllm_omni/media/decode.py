@@ -43,6 +43,7 @@ _IMAGE_ERRORS = (
     EOFError,
     ArithmeticError,
     MemoryError,
+    RuntimeError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
