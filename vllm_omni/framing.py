@@ -33,8 +33,8 @@ class ChunkPolicy:
         ramp: Each chunk is this many times the one before until `steady`; `math.inf` goes to
             `steady` with the second one. Playback never runs dry while decoding and generating
             take less than 1 / `ramp` of real time.
-        align: Chunks and the left context are rounded up to multiples of this, so that every
-            window starts on a block boundary of a blocked decoder.
+        align: Chunks, left context and holdback are rounded up to multiples of this, so that every
+            window starts and (but for the last one) ends on a block boundary of a blocked decoder.
     """
 
     initial: int
@@ -103,6 +103,11 @@ class ChunkPolicy:
         """The left context, aligned."""
         return self._aligned(self.left_context)
 
+    @property
+    def holdback(self) -> int:
+        """The right holdback, aligned."""
+        return self._aligned(self.right_holdback)
+
     def _aligned(self, frames: int) -> int:
         return frames if self.align == 1 else -(-frames // self.align) * self.align
 
@@ -154,7 +159,7 @@ class Windower:
         windows = []
         while self.emitted < self.received:
             chunk = self.policy.chunk(self._chunks)
-            stop = self.emitted + chunk + self.policy.right_holdback
+            stop = self.emitted + chunk + self.policy.holdback
             last = final and stop >= self.received
             if stop > self.received and not last:
                 break

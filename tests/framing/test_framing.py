@@ -59,7 +59,7 @@ def test_windows_partition_the_stream(policy: ChunkPolicy, arrivals: list[int]) 
             assert window.emit_to == window.stop == total
         else:
             assert window.emit_to - window.emit_from == policy.chunk(index)
-            assert window.stop == window.emit_to + policy.right_holdback
+            assert window.stop == window.emit_to + policy.holdback
     assert position == (total if arrivals else 0)
 
 
@@ -70,7 +70,7 @@ def test_a_window_comes_as_soon_as_it_can(policy: ChunkPolicy, arrivals: list[in
     for count in arrivals:
         chunks += len(windower.push(count))
         pending = windower.received - windower.emitted
-        assert pending < policy.chunk(chunks) + policy.right_holdback
+        assert pending < policy.chunk(chunks) + policy.holdback
 
 
 @given(policies(), st.integers(0, 50))
@@ -126,7 +126,7 @@ def test_stitched_windows_equal_the_one_shot(
     # A trim of t samples makes the next window supply them, out of its left context.
     trim = data.draw(st.integers(0, policy.context * upsample))
     left = data.draw(st.integers(0, policy.context - -(-trim // upsample)))
-    right = data.draw(st.integers(0, policy.right_holdback))
+    right = data.draw(st.integers(0, policy.holdback))
     decoder = TrimmingDecoder(upsample, left, right, trim)
     total = sum(arrivals)
     frames = torch.randint(0, 1000, (total,), generator=torch.Generator().manual_seed(total))

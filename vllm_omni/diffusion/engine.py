@@ -162,6 +162,11 @@ class Engine:
         if aborted:
             self._emissions = [e for e in self._emissions if e.request_id not in aborted]
 
+    def fail(self, request_id: str, error: ErrorInfo) -> None:
+        """End a request by an error from outside of its program; it need not be live."""
+        self.abort([request_id])
+        self._end(request_id, error)
+
     @torch.inference_mode()
     def step(self) -> list[Emission]:
         """Run every program that can run, then one forward, then the programs it concerned.

@@ -56,6 +56,7 @@ class Program:
         request_id: The pipeline's request id.
         options: What the request asks for.
         seed: Seed of its random numbers.
+        device: Where the components are.
         generator: A CPU generator of its own, seeded with `seed`. The global generators are its
             own too while it runs, and start as `torch.manual_seed(seed)` leaves them.
         assets: What the loader shares with all programs of the replica.
@@ -74,6 +75,7 @@ class Program:
         self.request_id = request_id
         self.options = first.options
         self.seed = seed
+        self.device = device
         self.generator = torch.Generator().manual_seed(seed)
         self.assets = assets
         self.inbox: deque[Message] = deque([first])

@@ -2,13 +2,12 @@
 """How a program declares itself: what it loads, how its components' calls batch, what it runs.
 
 A program is a module-level `ProgramSpec`, which a stage names by its dotted path
-(`program="vllm_omni.diffusion.programs.code2wav:qwen3_omni"`). The `program` decorator makes one.
+(`program="vllm_omni.diffusion.programs.code2wav:qwen3_omni"`).
 """
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +25,13 @@ class LoadContext:
     """What a loader is given.
 
     Attributes:
-        model: The checkpoint's folder.
+        model: The checkpoint: a folder or a name on the hub.
         device: Where the components go.
         dtype: The deployment's dtype; None for the program's or checkpoint's own choice.
         options: The stage's further options from the deploy YAML.
     """
 
-    model: Path
+    model: str
     device: torch.device
     dtype: torch.dtype | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,17 +80,6 @@ class ProgramSpec:
     load: Callable[[LoadContext], Loaded]
     modality: str = "audio"
     default_seed: int = 0
-
-
-def program(
-    *, load: Callable[[LoadContext], Loaded], modality: str, default_seed: int = 0
-) -> Callable[[Callable[["Program"], None]], ProgramSpec]:
-    """Turn a function into a `ProgramSpec` of the same name."""
-
-    def declare(run: Callable[["Program"], None]) -> ProgramSpec:
-        return ProgramSpec(run.__name__, run, load, modality, default_seed)
-
-    return declare
 
 
 def resolve_program(path: str) -> ProgramSpec:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica's client and process say to each other: one frame, one struct, in msgpack."""
+
+import msgspec
+
+from vllm_omni.inputs import ProgramInput
+from vllm_omni.outputs import ProgramOutput
+
+
+class Inputs(msgspec.Struct, frozen=True, array_like=True, tag="inputs"):
+    """First or further messages of requests, in order.
+
+    Attributes:
+        inputs: (request id, message). The first one of an id starts the request.
+        first: Whether these start requests.
+    """
+
+    inputs: list[tuple[str, ProgramInput]]
+    first: bool
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """End requests without further output."""
+
+    request_ids: list[str]
+
+
+ToWorker = Inputs | Abort
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The process is ready, or it failed to load.
+
+    Attributes:
+        error: Why it failed.
+        misconfigured: It is the deployment's or the checkpoint's fault.
+    """
+
+    error: str | None = None
+    misconfigured: bool = False
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_outputs = msgspec.msgpack.Decoder(list[ProgramOutput]).decode
+"""All outputs of one engine step are one frame."""
+decode_started = msgspec.msgpack.Decoder(Started).decode

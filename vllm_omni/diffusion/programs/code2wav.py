@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codec decoders as programs: what a `code2wav` stage names.
+
+A program takes rows of `codes` and decode windows over them and emits `audio`.
+"""
+
+from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
+from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
+from vllm_omni.diffusion.spec import ProgramSpec
+
+qwen3_omni = ProgramSpec("code2wav", _qwen3_omni.run, _qwen3_omni.load, "audio")
+"""`codes` int [frames, num_quantizers] -> float32 [samples] at 24 kHz."""
+
+qwen2_5_omni = ProgramSpec("code2wav", _qwen2_5_omni.run, _qwen2_5_omni.load, "audio")
+"""`codes` int [frames, 1] -> float32 [samples] at 24 kHz; options `voice`, `seed`, `num_steps`."""

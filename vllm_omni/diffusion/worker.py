@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of a replica's process: messages in, engine steps, one message of outputs per step."""
+
+import gc
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import zmq
+
+from vllm_omni.config.plan import DiffusionStageConfig
+from vllm_omni.connectors.base import OmniConnector, make_key
+from vllm_omni.connectors.factory import create_connector
+from vllm_omni.diffusion.engine import Emission, Engine
+from vllm_omni.diffusion.messages import Abort, decode_to_worker, encode
+from vllm_omni.diffusion.program import Message
+from vllm_omni.diffusion.spec import LoadContext, resolve_program
+from vllm_omni.errors import OmniConfigError
+from vllm_omni.handles import RowSpan
+from vllm_omni.inputs import ProgramInput
+from vllm_omni.outputs import ErrorInfo, ProgramOutput
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What a replica's process is started with.
+
+    Attributes:
+        program: Dotted path of the program.
+        settings: The stage's settings.
+        stage: Name of the stage.
+        source: Stage whose payloads it reads.
+        target: Stage that its own payloads are for.
+        connector: Registry name of the connector.
+        connector_extra: The connector's own options.
+        deployment_id: Common to all processes of the deployment.
+        max_requests: Most live requests.
+        address: ZMQ address to bind.
+        environment: All environment variables of the process.
+    """
+
+    program: str
+    settings: DiffusionStageConfig
+    stage: str
+    source: str
+    target: str
+    connector: str
+    connector_extra: dict[str, Any] = field(default_factory=dict)
+    deployment_id: str | None
+    max_requests: int
+    address: str
+    environment: dict[str, str]
+
+
+class Worker:
+    """Loads the program's components and serves one client.
+
+    Raises:
+        OmniConfigError: The program, a setting or the checkpoint is wrong.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        settings = config.settings
+        spec = resolve_program(config.program)
+        device = torch.device(settings.device)
+        with torch.inference_mode():
+            loaded = spec.load(LoadContext(settings.model, device, _dtype(settings.dtype)))
+        self._modality = spec.modality
+        self._engine = Engine(
+            spec,
+            loaded,
+            device=device,
+            max_batch=settings.max_batch,
+            max_requests=config.max_requests,
+        )
+        self._connector: OmniConnector = create_connector(
+            config.connector, config.connector_extra, config.deployment_id
+        )
+        self._serial = itertools.count()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # What is in flight is bounded by the number of live requests.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(config.address)
+        # The components stay; the collector need not look at them again.
+        gc.collect()
+        gc.freeze()
+
+    def run(self, stop: Sequence[int]) -> None:
+        """Serve until one of the file descriptors `stop` becomes readable."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        for descriptor in stop:
+            poller.register(descriptor, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(0 if self._engine.has_work else None))
+            if not ready.keys().isdisjoint(stop):
+                return
+            if self._socket in ready:
+                self._take_messages()
+            if self._engine.has_work and (outputs := self._outputs(self._engine.step())):
+                self._socket.send(encode(outputs))
+
+    def close(self) -> None:
+        """Free what this process holds outside of itself."""
+        self._socket.close(0)
+        self._context.term()
+        self._connector.close()
+
+    def _take_messages(self) -> None:
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = decode_to_worker(frame)
+            if isinstance(message, Abort):
+                self._abort(message.request_ids)
+                continue
+            for request_id, program_input in message.inputs:
+                self._take_input(request_id, program_input, message.first)
+
+    def _take_input(self, request_id: str, program_input: ProgramInput, first: bool) -> None:
+        if not first and request_id not in self._engine:
+            for span in program_input.spans:
+                self._connector.discard(span.handle)
+            return
+        try:
+            message = self._read(program_input)
+        except (KeyError, ValueError) as error:
+            # Released meanwhile, or damaged.
+            logger.error("Input of request %s cannot be read: %s", request_id, error)
+            info = ErrorInfo(message=f"{self._config.stage} failed: its input is gone")
+            self._engine.fail(request_id, info)
+            return
+        if first:
+            self._engine.add(request_id, message)
+        else:
+            self._engine.receive(request_id, message)
+
+    def _read(self, program_input: ProgramInput) -> Message:
+        spans = program_input.spans
+        parts = [self._get(span) for span in spans]
+        tensors = parts[0] if len(parts) == 1 else _join(parts)
+        return Message(
+            options=program_input.options,
+            tensors=tensors,
+            start=spans[0].start if spans else 0,
+            windows=tuple(program_input.windows),
+            final=program_input.final,
+        )
+
+    def _get(self, span: RowSpan) -> dict[str, torch.Tensor]:
+        config = self._config
+        return self._connector.get(config.source, config.stage, span.handle.key, span.handle)
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        self._engine.abort(request_ids)
+        for request_id in request_ids:
+            self._connector.cleanup(request_id)
+
+    def _outputs(self, emissions: Iterable[Emission]) -> list[ProgramOutput]:
+        outputs = []
+        full: set[str] = set()
+        for emission in emissions:
+            if emission.request_id in full:
+                continue
+            output = self._output(emission)
+            if output.error is not None and not emission.finished:
+                full.add(emission.request_id)
+                self._engine.abort([emission.request_id])
+            outputs.append(output)
+        return outputs
+
+    def _output(self, emission: Emission) -> ProgramOutput:
+        config = self._config
+        request_id, handle, error = emission.request_id, None, emission.error
+        if emission.tensors is not None:
+            key = make_key(request_id, f"{config.stage}.{next(self._serial)}")
+            put = self._connector.put(config.stage, config.target, key, emission.tensors)
+            handle = put.handle
+            if not put.ok:
+                error = ErrorInfo(message=f"{config.stage} failed: no room for {put.size} bytes")
+        return ProgramOutput(
+            request_id=request_id,
+            modality=emission.modality,
+            payload=handle,
+            meta=dict(emission.meta),
+            finished=emission.finished or error is not None,
+            error=error,
+        )
+
+
+def use_environment(environment: dict[str, str]) -> None:
+    """Make the process's environment that of its client, and have torch heed it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    # Read at import otherwise, which in a forked process is long past.
+    if threads := environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+
+
+def _join(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    if not parts:
+        return {}
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    if name == "auto":
+        return None
+    dtypes = {str(d).removeprefix("torch."): d for d in _DTYPES}
+    if name not in dtypes:
+        raise OmniConfigError(f"dtype {name!r} is not supported; known: auto, {', '.join(dtypes)}")
+    return dtypes[name]
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
