@@ -112,9 +112,7 @@ def test_codec_frames_equal_transformers(
     assert_frames(spoken.frames, reference)
 
 
-def test_talker_waits_for_a_slow_thinker(
-    stages: Stages, references: dict[str, Reference]
-) -> None:
+def test_talker_waits_for_a_slow_thinker(stages: Stages, references: dict[str, Reference]) -> None:
     case = cases()[0]
     reference = references[case.name]
     spoken = stages.run(stages.speak("slow", reference.prompt, case, slow_s=0.03))

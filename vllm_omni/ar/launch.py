@@ -23,6 +23,7 @@ from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.factory import create_connector
+from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
 
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -58,6 +59,11 @@ def engine_config(
         **stage.to_additional_config(),
     }
     if hf_overrides is not None:
+        if args.get("hf_overrides"):
+            raise OmniConfigError(
+                f"stage {stage.stage!r}: hf_overrides is not possible for a stage whose config is "
+                "part of the checkpoint's"
+            )
         args["hf_overrides"] = hf_overrides
     if stage.row_driven:
         args["skip_tokenizer_init"] = True

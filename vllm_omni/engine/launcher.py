@@ -6,6 +6,7 @@ environment that a stage's processes inherit is this process's own.
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.errors import OmniError
 from vllm_omni.models.hf_overrides import talker_config
+from vllm_omni.platforms import device_environment
 from vllm_omni.replica import StageReplica
 
 logger = init_logger(__name__)
@@ -62,8 +64,9 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
     """Start every stage; if one fails, the ones that run are ended again.
 
     Raises:
-        StageStartError: A stage did not come up.
+        StageStartError: A stage did not come up, or all of them took too long.
     """
+    deadline = time.monotonic() + plan.init_timeout
     prepare_platform()
     prepare_diffusion()
     sweep_stale()
@@ -74,6 +77,11 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         for stage in plan.stages:
             replicas = []
             for replica_id in range(stage.num_replicas):
+                if time.monotonic() > deadline:
+                    raise StageStartError(
+                        f"the stages before {stage.name!r} took longer than --init-timeout "
+                        f"({plan.init_timeout:g} s)"
+                    )
                 replica = _launch(plan, stage, replica_id, deployment_id)
                 undo.callback(replica.shutdown, 0)
                 replicas.append(replica)
@@ -100,7 +108,7 @@ def _launch(
         with _environment(_stage_env(plan, stage, replica_id)):
             if stage.diffusion is not None:
                 return _launch_diffusion(plan, stage, deployment_id)
-            return _launch_ar(plan, stage, deployment_id)
+            return _launch_ar(plan, stage, replica_id, deployment_id)
     except OmniError:
         raise
     except Exception as error:  # Engines raise anything; the caller wants to know which stage.
@@ -110,7 +118,9 @@ def _launch(
         ) from error
 
 
-def _launch_ar(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> ArReplica:
+def _launch_ar(
+    plan: DeploymentPlan, stage: StagePlan, replica_id: int, deployment_id: str
+) -> ArReplica:
     spec = stage.stage
     place = _place(plan, stage, deployment_id)
     if spec.arch is not None:
@@ -121,7 +131,11 @@ def _launch_ar(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> Ar
         # The front end mirrors what each engine core has cached; it renders for all replicas.
         args["mm_processor_cache_gb"] = 0
     config = engine_config(place, args, overrides)
-    return launch_replica(config, log_stats=plan.log_stats and stage is plan.entry)
+    # vLLM's Prometheus metrics exist once per process, so one engine can own them.
+    owns_metrics = stage is plan.entry and replica_id == 0
+    return launch_replica(
+        config, log_stats=owns_metrics and not args.get("disable_log_stats", False)
+    )
 
 
 def _launch_diffusion(
@@ -206,10 +220,7 @@ def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[
             "OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(max(1, cores // replicas)))
         )
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(int(plan.stage_init_timeout))
-    devices = stage.devices[replica_id]
-    if devices and devices[0] != "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    return env
+    return {**env, **device_environment(stage.devices[replica_id])}
 
 
 @contextmanager

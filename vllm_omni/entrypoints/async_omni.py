@@ -250,7 +250,8 @@ class AsyncOmni(EngineClient):
         return self.vllm_config.observability_config.otlp_traces_endpoint is not None
 
     async def do_log_stats(self) -> None:
-        await self._call("do_log_stats")
+        if self._launched.plan.log_stats:
+            await self._call("do_log_stats")
 
     async def start_profile(self, *args: Any, **kwargs: Any) -> None:
         await self._call("start_profile", *args, **kwargs)

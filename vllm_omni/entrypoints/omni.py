@@ -33,6 +33,7 @@ class Omni:
         default_sampling_params: By stage id or name.
         async_chunk: Whether stages start before the one above has ended.
         stage_init_timeout: Seconds that one stage may take to start.
+        init_timeout: Seconds that all of them may take.
         log_stats: Log vLLM's statistics.
         engine_args: Any stage key or engine argument of vLLM, for every stage that takes it.
 
@@ -55,6 +56,7 @@ class Omni:
         default_sampling_params: str | Mapping[str, Any] | None = None,
         async_chunk: bool | None = None,
         stage_init_timeout: float = 300.0,
+        init_timeout: float = 600.0,
         log_stats: bool = False,
         **engine_args: Any,
     ) -> None:
@@ -65,6 +67,7 @@ class Omni:
             default_sampling_params=default_sampling_params,
             async_chunk=async_chunk,
             stage_init_timeout=stage_init_timeout,
+            init_timeout=init_timeout,
             log_stats=log_stats,
             cli=engine_args,
             flag_style="{name}",
