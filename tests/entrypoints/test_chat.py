@@ -26,7 +26,12 @@ GREEDY: dict[str, Any] = {
     "temperature": 0,
     "extra_body": {"ignore_eos": True},
 }
-SPOKEN: dict[str, Any] = {**GREEDY, "modalities": ["text", "audio"]}
+SAME_SPEECH = {"sampling_params_list": [{}, {"temperature": 0, "max_tokens": 24}, {}]}
+SPOKEN: dict[str, Any] = {
+    **GREEDY,
+    "modalities": ["text", "audio"],
+    "extra_body": {"ignore_eos": True, **SAME_SPEECH},
+}
 
 
 def voice(file_format: str = "wav") -> dict[str, Any]:

@@ -6,12 +6,17 @@ own limits (`VLLM_MAX_IMAGE_PIXELS`, `VLLM_MAX_AUDIO_DECODE_DURATION_S`,
 `VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB`, ...) hold as well. Decoding runs in vLLM's thread pool.
 """
 
+import math
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import pybase64
+from vllm import envs
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMError
 from vllm.multimodal.media import (
@@ -25,10 +30,13 @@ from vllm.multimodal.media import (
 
 from vllm_omni.entrypoints.openai.public_http import public_http_connection
 from vllm_omni.errors import OmniClientError
+from vllm_omni.media.decode import check_audio, check_image, check_video
+from vllm_omni.media.limits import DEFAULT_LIMITS, MediaLimits
 
 CONNECTOR_NAME = "vllm_omni"
 
 _T = TypeVar("_T")
+_CHECKS = {"audio": check_audio, "image": check_image, "video": check_video}
 _KINDS: dict[type[MediaIO[Any]], str] = {
     AudioMediaIO: "audio",
     ImageMediaIO: "image",
@@ -99,31 +107,47 @@ class CheckedIO(MediaIO[_T]):
         return self.inner.get_max_bytes()
 
     def load_bytes(self, data: bytes) -> _T:
-        """Decode a file's bytes."""
+        """Check a file's bytes and decode them."""
         if not data:
             raise _invalid(self.kind, "it is empty")
+        if self.kind in _CHECKS:
+            _CHECKS[self.kind](data, media_limits(), param="messages")
         return self._decode(self.inner.load_bytes, data)
 
     def load_base64(self, media_type: str, data: str) -> _T:
-        """Decode the payload of a data URL."""
-        if not data:
-            raise _invalid(self.kind, "it is empty")
-        return self._decode(self.inner.load_base64, media_type, data)
+        """Check and decode the payload of a data URL."""
+        if media_type.lower() == "video/jpeg":  # vLLM's own form: frames, joined by commas
+            return self._decode(self.inner.load_base64, media_type, data)
+        return self.load_bytes(self._decode(_from_base64, data))
 
     def load_file(self, filepath: Path) -> _T:
-        """Decode a file of `--allowed-local-media-path`."""
-        return self._decode(self.inner.load_file, filepath)
+        """Check and decode a file of `--allowed-local-media-path`."""
+        return self.load_bytes(filepath.read_bytes())
 
-    def _decode(self, load: Any, *args: Any) -> _T:
+    def _decode(self, load: Callable[..., Any], *args: Any) -> Any:
         try:
-            media = load(*args)
+            return load(*args)
         except (OmniClientError, VLLMError, MemoryError):
             raise
         except Exception as error:  # the decoders' errors have no common base
             raise _invalid(self.kind, str(error) or type(error).__name__) from error
-        if self.kind == "audio" and len(media[0]) == 0:
-            raise _invalid(self.kind, "it has no samples")
-        return media
+
+
+def media_limits() -> MediaLimits:
+    """The limits in force: vLLM's variables where it has one, this project's for the rest."""
+    return replace(
+        DEFAULT_LIMITS,
+        max_image_pixels=_limit(envs.VLLM_MAX_IMAGE_PIXELS),
+        max_audio_seconds=_limit(envs.VLLM_MAX_AUDIO_DECODE_DURATION_S),
+    )
+
+
+def _limit(value: float) -> Any:
+    return value if value > 0 else math.inf
+
+
+def _from_base64(data: str) -> bytes:
+    return pybase64.b64decode(data, validate=True)
 
 
 def _check_scheme(url: str, kind: str, files_allowed: bool) -> None:

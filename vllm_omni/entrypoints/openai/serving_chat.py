@@ -39,7 +39,7 @@ from vllm_omni.errors import OmniClientError, OmniError, http_status
 # All others need vLLM's --trust-request-mm-kwargs, for they change what a request may cost.
 HARMLESS_MM_KWARGS: Mapping[str, type] = {"use_audio_in_video": bool}
 # vLLM's names for the rendered prompt and its parts; the client's field is `messages`.
-_PROMPT_PARAMS = frozenset({"input_text", "input_tokens", "image", "audio", "video"})
+_PROMPT_PARAMS = frozenset({"input_text", "input_tokens", "image", "audio", "video", "type"})
 _FIRST_KEY = 'data: {"id"'
 
 
