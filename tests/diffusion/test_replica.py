@@ -265,7 +265,7 @@ def test_a_failed_start_says_why(
     assert socket_folders() == before
 
 
-def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+def test_processes_end_with_a_killed_parent(tmp_path: Path, deployment: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(
@@ -277,7 +277,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
                 replica = DiffusionReplica.launch(
                     program="{PROBE}",
                     settings=DiffusionStageConfig(model="", device="cpu"),
-                    stage="probe", source="", init_timeout=120,
+                    stage="probe", source="", deployment_id="{deployment}", init_timeout=120,
                 )
                 print(replica.pid, flush=True)
                 time.sleep(600)
@@ -297,3 +297,4 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     while Path(f"/proc/{child}/cmdline").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}/cmdline").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("vllm-omni-")]

@@ -31,16 +31,14 @@ class DiffusionReplica(StageReplica):
 
     Args:
         process: The process; it is ready.
-        address: Its ZMQ address.
-        folder: Temporary folder of the address's socket file.
-        stage: Name of the stage.
+        config: What it was started with.
     """
 
-    def __init__(self, process: WorkerProcess, address: str, folder: str, stage: str) -> None:
+    def __init__(self, process: WorkerProcess, config: WorkerConfig) -> None:
         self._process = process
-        self._address = address
-        self._folder = folder
-        self._stage = stage
+        self._address = config.address
+        self._folder = config.folder
+        self._stage = config.stage
         self._live: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: zmq.asyncio.Context | None = None
@@ -84,7 +82,6 @@ class DiffusionReplica(StageReplica):
             RuntimeError: It did not start for any other reason.
         """
         folder = tempfile.mkdtemp(prefix="vllm-omni-")
-        address = f"ipc://{folder}/{stage}"
         config = WorkerConfig(
             program=program,
             settings=settings,
@@ -95,7 +92,7 @@ class DiffusionReplica(StageReplica):
             connector_extra=dict(connector_extra or {}),
             deployment_id=deployment_id,
             max_requests=max_requests,
-            address=address,
+            folder=folder,
             environment=dict(os.environ),
         )
         try:
@@ -103,7 +100,7 @@ class DiffusionReplica(StageReplica):
         except BaseException:
             shutil.rmtree(folder)
             raise
-        return cls(process, address, folder, stage)
+        return cls(process, config)
 
     @property
     def pid(self) -> int:

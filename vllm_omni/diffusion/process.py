@@ -12,6 +12,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import traceback
@@ -99,11 +100,13 @@ class WorkerProcess:
         ready = wait([self._link, self._process.sentinel], timeout)
         if not ready:
             raise RuntimeError(f"stage {stage!r} was not ready after {timeout:g} s")
-        if self._link not in ready or not self._link.poll():
+        try:
+            started = decode_started(self._link.recv_bytes())
+        except EOFError:
             self._process.join()
-            code = self._process.exitcode
-            raise RuntimeError(f"stage {stage!r}: its process ended at start, exit code {code}")
-        started = decode_started(self._link.recv_bytes())
+            raise RuntimeError(
+                f"stage {stage!r}: its process ended at start, exit code {self.exit_code}"
+            ) from None
         if started.error is not None:
             kind = OmniConfigError if started.misconfigured else RuntimeError
             raise kind(f"stage {stage!r}: {started.error}")
@@ -128,6 +131,8 @@ def _main(config: WorkerConfig, link: Connection) -> None:
         worker.run([stop_requested.fileno(), link.fileno()])
     finally:
         worker.close()
+        # The client does this too, if it still can.
+        shutil.rmtree(config.folder, ignore_errors=True)
 
 
 def _end_with_parent() -> None:

@@ -41,7 +41,7 @@ class WorkerConfig:
         connector_extra: The connector's own options.
         deployment_id: Common to all processes of the deployment.
         max_requests: Most live requests.
-        address: ZMQ address to bind.
+        folder: Temporary folder of the socket file.
         environment: All environment variables of the process.
     """
 
@@ -54,8 +54,13 @@ class WorkerConfig:
     connector_extra: dict[str, Any] = field(default_factory=dict)
     deployment_id: str | None
     max_requests: int
-    address: str
+    folder: str
     environment: dict[str, str]
+
+    @property
+    def address(self) -> str:
+        """ZMQ address that the process binds and its client connects to."""
+        return f"ipc://{self.folder}/socket"
 
 
 class Worker:
