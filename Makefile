@@ -25,7 +25,7 @@ demo: install ## start a tiny model on this CPU and talk to it
 	@$(BIN)/python examples/demo.py
 
 test: lint ## lint, then the test suite (ARGS="-k name" to choose)
-	@$(BIN)/python -m pytest tests $(ARGS)
+	@$(BIN)/python tools/run_tests.py $(ARGS)
 
 lint: install-dev ## ruff, formatting, and which package may import which
 	@$(BIN)/ruff check $(SOURCES)

@@ -78,8 +78,11 @@ def engine_config(
 
             # The class itself: the CPU platform turns the name "uni" back into "mp".
             args["distributed_executor_backend"] = UniProcExecutor
-    else:
-        args["scheduler_cls"] = "vllm_omni.ar.scheduler.OmniAsyncScheduler"
+    elif stage.emits or stage.row_driven:
+        raise OmniConfigError(
+            f"stage {stage.stage!r}: stages that exchange rows run on CPU only so far; vLLM's Model "
+            "Runner V2, which it uses on this platform, is not wired up yet"
+        )
     return AsyncEngineArgs(**args).create_engine_config()
 
 

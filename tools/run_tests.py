@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the test suite in a few pytest processes, two at a time.
+
+Groups are apart because they cannot share a process: engines are forked from a pytest process that
+runs none itself, while `tests/models` runs vLLM engines inside of its own. Two at a time because the
+suite mostly waits for engines to start, and its machine has two cores.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+NO_TESTS = 5
+LANES = 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """Folders for one pytest process, the longest groups first."""
+
+    name: str
+    paths: tuple[str, ...]
+
+
+GROUPS = (
+    Group("pipelines", ("tests/parity", "tests/ar", "tests/features")),
+    Group("server", ("tests/entrypoints", "tests/dfx", "tests/engine")),
+    Group("checkpoints", ("tests/testing",)),
+    Group("parts", ()),
+    Group("models", ("tests/models",)),
+)
+"""A group without folders takes every folder that no other group names."""
+
+
+def arguments(group: Group) -> list[str]:
+    """pytest's paths for a group."""
+    if group.paths:
+        return list(group.paths)
+    others = [path for each in GROUPS for path in each.paths]
+    return ["tests", *(f"--ignore={path}" for path in others)]
+
+
+def run(group: Group, extra: list[str]) -> int:
+    """Run one group; its output is printed whole when it has ended."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", *arguments(group), *extra]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    took = time.monotonic() - began
+    print(f"===== {group.name} ({took:.0f} s) =====\n{done.stdout}", flush=True)
+    return 0 if done.returncode == NO_TESTS else done.returncode
+
+
+def main() -> int:
+    """Run all groups; the first failing one's code is the result."""
+    waiting = deque(GROUPS)
+    codes: list[int] = []
+
+    def lane() -> None:
+        while waiting:
+            codes.append(run(waiting.popleft(), sys.argv[1:]))
+
+    lanes = [threading.Thread(target=lane) for _ in range(LANES)]
+    for each in lanes:
+        each.start()
+    for each in lanes:
+        each.join()
+    return next((code for code in codes if code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
