@@ -21,6 +21,9 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
 from vllm_omni.handles import RowSpan
 
+Sink = Callable[[str, str, RequestOutput | Exception], None]
+"""Takes an output of a request, by the pipeline's id and vLLM's internal one."""
+
 
 class StepCollector(RequestOutputCollector):
     """One request's place in its replica's step: `put` reports to the replica."""
@@ -29,7 +32,7 @@ class StepCollector(RequestOutputCollector):
         self,
         output_kind: RequestOutputKind,
         request_id: str,
-        sink: Callable[[str, RequestOutput | Exception], None],
+        sink: Sink,
         pipeline_id: str,
     ) -> None:
         super().__init__(output_kind, request_id)
@@ -37,7 +40,7 @@ class StepCollector(RequestOutputCollector):
         self._pipeline_id = pipeline_id
 
     def put(self, output: Any) -> None:
-        self._sink(self._pipeline_id, output)
+        self._sink(self._pipeline_id, self.request_id, output)
 
 
 class OmniOutputProcessor(OutputProcessor):
@@ -101,7 +104,7 @@ class StageLLM(AsyncLLM):
         pipeline_id: str,
         prompt: Any,
         params: SamplingParams,
-        sink: Callable[[str, RequestOutput | Exception], None],
+        sink: Sink,
         **kwargs: Any,
     ) -> list[str]:
         """Start a request whose outputs go to `sink`; returns vLLM's internal ids (n of them).

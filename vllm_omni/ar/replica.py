@@ -142,19 +142,21 @@ class ArReplica(StageReplica):
     def shutdown(self, timeout: float | None = None) -> None:
         self.llm.shutdown(timeout)
 
-    def _collect(self, request_id: str, output: RequestOutput | Exception) -> None:
+    def _collect(
+        self, request_id: str, internal_id: str, output: RequestOutput | Exception
+    ) -> None:
         """Called by the front end for each request of a step, in the loop's thread."""
         if isinstance(output, Exception):
             self._failure = output
         elif (live := self._live.get(request_id)) is not None:
-            self._step.append(self._token_output(request_id, live, output))
+            self._step.append(self._token_output(request_id, internal_id, live, output))
         self._ready.set()
 
-    def _token_output(self, request_id: str, live: _Live, output: RequestOutput) -> TokenOutput:
+    def _token_output(
+        self, request_id: str, internal_id: str, live: _Live, output: RequestOutput
+    ) -> TokenOutput:
         completion = output.outputs[0]
-        spans = (
-            self.llm.output_processor.take_spans(live.internal_ids[0]) if live.internal_ids else ()
-        )
+        spans = self.llm.output_processor.take_spans(internal_id)
         prompt_token_ids = None if live.prompt_reported else output.prompt_token_ids
         live.prompt_reported = True
         if output.finished:

@@ -123,7 +123,7 @@ class Orchestrator:
         while True:
             match await self._inbox.get():
                 case Submit() as submit:
-                    self._spawn(self._add_request(submit))
+                    self._add_request(submit)
                 case Abort(request_ids):
                     await self._abort(request_ids)
                 case Call() as call:
@@ -131,17 +131,21 @@ class Orchestrator:
                 case Shutdown(timeout):
                     return timeout
 
-    async def _add_request(self, submit: Submit) -> None:
-        request_id = submit.request_id
+    def _add_request(self, submit: Submit) -> None:
+        """Take a request in: an abort that follows finds it, however little has happened."""
         entry = self._pipeline.entry
         pool = self._pools[entry.name]
         if pool.live_num_replicas == 0:
-            self._send([self._no_replica(request_id, pool)])
+            self._send([self._no_replica(submit.request_id, pool)])
             return
-        state = self._new_state(submit)
-        self._states[request_id] = state
+        try:
+            state = self._new_state(submit)
+        except Exception as error:  # An edge's fault must not reach the other requests.
+            self._fail_with(submit.request_id, error, pool.stage_id)
+            return
+        self._states[submit.request_id] = state
         self._metrics.started()
-        await self._enter(state, entry.name, submit.prompt, **submit.entry_kwargs)
+        self._spawn(self._enter(state, entry.name, submit.prompt, **submit.entry_kwargs))
 
     def _new_state(self, submit: Submit) -> RequestState:
         needed = {stage.name: stage for stage in self._pipeline.needed_stages(submit.modalities)}
@@ -178,6 +182,8 @@ class Orchestrator:
         """Submit a request to a stage; whatever goes wrong is this request's failure."""
         pool = self._pools[stage]
         request_id = state.request_id
+        if request_id not in self._states:
+            return
         try:
             replica_id = pool.bind(request_id)
             state.submitted_to(stage, replica_id)
@@ -199,9 +205,9 @@ class Orchestrator:
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            if (state := self._states.get(request_id)) is not None:
+            if (state := self._states.pop(request_id, None)) is not None:
                 self._account("abort", state)
-            await self._release(request_id)
+                await self._release(state)
 
     async def _call(self, call: Call) -> None:
         try:
@@ -235,7 +241,7 @@ class Orchestrator:
         messages: list[Message] = []
         starts: list[tuple[RequestState, str, StageInput]] = []
         updates: dict[str, list[tuple[str, StageInput]]] = defaultdict(list)
-        ended: list[str] = []
+        ended: list[RequestState] = []
         for output in outputs:
             state = self._states.get(output.request_id)
             if state is None:
@@ -243,7 +249,7 @@ class Orchestrator:
                 continue
             if isinstance(output, ProgramOutput) and output.error is not None:
                 messages.append(self._program_failure(stage, output))
-                ended.append(output.request_id)
+                self._drop(messages[-1])
                 continue
             state.note_output(stage, output)
             try:
@@ -252,21 +258,20 @@ class Orchestrator:
             except Exception as error:  # An edge's fault must not reach the other requests.
                 logger.exception("Request %s failed after stage %s", output.request_id, stage)
                 messages.append(self._failure(output.request_id, error, self._stage_id(stage)))
-                ended.append(output.request_id)
+                self._drop(messages[-1])
                 continue
             if output.finished:
                 state.open_stages.discard(stage)
             if not state.open_stages:
                 self._complete(state, messages)
-                ended.append(output.request_id)
+                ended.append(self._states.pop(output.request_id))
         self._send(messages)
         for target, batch in updates.items():
             await self._update(target, batch)
         for state, target, stage_input in starts:
-            if state.request_id in self._states:
-                await self._enter(state, target, stage_input)
-        for request_id in ended:
-            await self._release(request_id)
+            await self._enter(state, target, stage_input)
+        for state in ended:
+            await self._release(state)
 
     def _emit(
         self, stage: str, state: RequestState, output: StageOutput, messages: list[Message]
@@ -336,19 +341,15 @@ class Orchestrator:
         )
 
     async def _update(self, stage: str, batch: list[tuple[str, StageInput]]) -> None:
-        try:
-            await self._pools[stage].update(batch)
-        except (EngineDeadError, StageUnavailableError) as error:
-            for request_id, _ in batch:
-                self._fail_with(request_id, error, self._stage_id(stage))
+        for replica_id, error in (await self._pools[stage].update(batch)).items():
+            await self._replica_died(stage, replica_id, error)
 
     # Failure and release.
 
-    async def _release(self, request_id: str) -> None:
-        """The one way out for a request: every stage forgets it and nothing of it stays."""
-        state = self._states.pop(request_id, None)
-        if state is None:
-            return
+    async def _release(self, state: RequestState) -> None:
+        """The one way out for a request that has just been taken off `_states`: every stage forgets
+        it and nothing of it stays."""
+        request_id = state.request_id
         for name in state.times:
             pool = self._pools[name]
             if name in state.open_stages:
@@ -358,14 +359,18 @@ class Orchestrator:
         self._connector.cleanup(request_id)
 
     def _finish_with(self, messages: list[Message]) -> None:
-        """Send failures and release their requests soon after."""
+        """Send failures and end their requests."""
         self._send(messages)
         for message in messages:
-            assert isinstance(message, ErrorMessage) and message.request_id is not None
-            state = self._states.get(message.request_id)
-            if state is not None:
-                self._metrics.failed(message.status_code)
-                self._spawn(self._release(message.request_id))
+            self._drop(message)
+
+    def _drop(self, message: Message) -> None:
+        """End the request of a failure; it is released soon after."""
+        assert isinstance(message, ErrorMessage) and message.request_id is not None
+        state = self._states.pop(message.request_id, None)
+        if state is not None:
+            self._metrics.failed(message.status_code)
+            self._spawn(self._release(state))
 
     def _fail_with(self, request_id: str, error: Exception, stage_id: int) -> None:
         if not isinstance(error, ValueError):
@@ -390,7 +395,6 @@ class Orchestrator:
 
     def _program_failure(self, stage: str, output: ProgramOutput) -> ErrorMessage:
         assert output.error is not None
-        self._metrics.failed(output.error.status_code)
         return ErrorMessage(
             error=output.error.message,
             request_id=output.request_id,
@@ -410,13 +414,15 @@ class Orchestrator:
         )
 
     async def _replica_died(self, stage: str, replica_id: int, error: EngineDeadError) -> None:
-        """Evict a dead replica; its requests fail, and all of the stage's if it was the last."""
+        """Evict a dead replica; its requests fail, and all of the stage's if it was the last.
+
+        Several tasks may notice the same death, each with requests that only it knows of.
+        """
         pool = self._pools[stage]
-        if replica_id not in pool.live_replica_ids:
-            return
-        logger.error("Stage %s replica %d died; evicting it", stage, replica_id)
         lost = set(pool.requests_on(replica_id))
-        await asyncio.to_thread(pool.evict_replica, replica_id)
+        evicted = pool.evict_replica(replica_id)
+        if evicted is not None:
+            logger.error("Stage %s replica %d died; evicting it", stage, replica_id)
         if pool.live_num_replicas == 0:
             lost |= {r for r, state in self._states.items() if stage in state.times}
         self._finish_with(
@@ -431,6 +437,8 @@ class Orchestrator:
                 for request_id in lost
             ]
         )
+        if evicted is not None:
+            await evicted
 
     async def _watch_health(self) -> None:
         """Notice replicas that die while nothing is asked of them."""

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replicas of one stage: routing, stickiness, eviction (rows B-01, B-02)."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.pipeline import Stage
 from vllm_omni.errors import StageUnavailableError
@@ -82,15 +85,28 @@ class StagePool:
         """Start a request on the replica that it is bound to."""
         await self.replica(self._bound[request_id]).submit(request_id, prompt, params, **kwargs)
 
-    async def update(self, updates: Sequence[tuple[str, StageInput]]) -> None:
-        """Append input to running requests: one message per replica. Unbound ones are dropped."""
+    async def update(self, updates: Sequence[tuple[str, StageInput]]) -> dict[int, EngineDeadError]:
+        """Append input to running requests: one message per replica.
+
+        What belongs to no live replica is dropped: its request has ended or is about to.
+
+        Returns:
+            The replicas that turned out dead; the others have got their updates.
+        """
         by_replica: dict[int, list[tuple[str, StageInput]]] = defaultdict(list)
         for request_id, stage_input in updates:
             replica_id = self._bound.get(request_id)
-            if replica_id is not None:
+            if replica_id is not None and self._replicas[replica_id] is not None:
                 by_replica[replica_id].append((request_id, stage_input))
+        dead = {}
         for replica_id, batch in by_replica.items():
-            await self.replica(replica_id).update(batch)
+            if (replica := self._replicas[replica_id]) is None:
+                continue
+            try:
+                await replica.update(batch)
+            except EngineDeadError as error:
+                dead[replica_id] = error
+        return dead
 
     def unbind(self, request_id: str) -> int | None:
         """Forget a request; returns the replica that had it."""
@@ -106,8 +122,11 @@ class StagePool:
         for replica_id, batch in by_replica.items():
             await self.replica(replica_id).abort(batch)
 
-    def evict_replica(self, replica_id: int) -> None:
-        """Shut a dead replica down and leave a hole in its place.
+    def evict_replica(self, replica_id: int) -> asyncio.Future[None] | None:
+        """Leave a hole in a dead replica's place, at once, and shut it down in a thread.
+
+        Returns:
+            The shutdown; None if it was evicted before.
 
         Raises:
             ValueError: There is no such replica.
@@ -118,8 +137,9 @@ class StagePool:
                 f"(num_replicas={self.num_replicas})"
             )
         replica, self._replicas[replica_id] = self._replicas[replica_id], None
-        if replica is not None:
-            replica.shutdown(timeout=0)
+        if replica is None:
+            return None
+        return asyncio.get_running_loop().run_in_executor(None, replica.shutdown, 0)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End every replica."""

@@ -2,6 +2,7 @@
 """The asynchronous front door: a pipeline as one vLLM `EngineClient`."""
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -36,6 +37,10 @@ class AsyncOmni(EngineClient):
         self._launched = launched
         self._engine = launched.engine
         self._requests = RequestFactory(launched.plan)
+        # A caller's request id may come again, and then nothing that a stage still says about the
+        # first request may be taken for the second's; so inside of the engine every id is new.
+        self._inner_ids: dict[str, str] = {}
+        self._serial = itertools.count()
         self._streams: dict[str, asyncio.Queue[Message]] = {}
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
         self._dispatcher: asyncio.Task[None] | None = None
@@ -117,9 +122,10 @@ class AsyncOmni(EngineClient):
         """
         self._check_alive()
         self._start_dispatcher()
+        request_id = request_id or f"omni-{uuid.uuid4().hex}"
         submit = self._requests.make(
             prompt,
-            request_id or f"omni-{uuid.uuid4().hex}",
+            f"{request_id}-{next(self._serial)}",
             sampling_params,
             sampling_params_list,
             output_modalities,
@@ -127,8 +133,9 @@ class AsyncOmni(EngineClient):
             time.monotonic(),
             {key: value for key, value in entry_kwargs.items() if value is not None},
         )
-        if submit.request_id in self._streams:
-            raise OmniClientError(f"request id {submit.request_id!r} is in use", param="request_id")
+        if request_id in self._inner_ids:
+            raise OmniClientError(f"request id {request_id!r} is in use", param="request_id")
+        self._inner_ids[request_id] = submit.request_id
         stream = self._streams[submit.request_id] = asyncio.Queue()
         self._engine.send(submit)
         ended = False
@@ -141,19 +148,23 @@ class AsyncOmni(EngineClient):
                 if isinstance(message, ErrorMessage):
                     raise message.to_exception()
                 assert isinstance(message, Emit)
+                message.output.request_id = request_id
                 yield message.output
         finally:
-            self._streams.pop(submit.request_id, None)
+            del self._inner_ids[request_id]
+            del self._streams[submit.request_id]
             if not ended:
                 self._engine.send(Abort((submit.request_id,)))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
-        self._engine.send(Abort(ids))
-        for each in ids:
-            if (stream := self._streams.get(each)) is not None:
-                aborted = OmniGenerateError(f"request {each} was aborted")
-                stream.put_nowait(ErrorMessage(error=str(aborted), request_id=each, cause=aborted))
+        for each in (request_id,) if isinstance(request_id, str) else tuple(request_id):
+            if (inner_id := self._inner_ids.get(each)) is not None:
+                self._engine.send(Abort((inner_id,)))
+                self._fail(inner_id, OmniGenerateError(f"request {each} was aborted"))
+
+    def _fail(self, inner_id: str, error: BaseException) -> None:
+        failure = ErrorMessage(error=str(error), request_id=inner_id, cause=error)
+        self._streams[inner_id].put_nowait(failure)
 
     def _start_dispatcher(self) -> None:
         if self._dispatcher is None:
@@ -222,10 +233,15 @@ class AsyncOmni(EngineClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         logger.info("[AsyncOmni] Shutting down")
-        if self._dispatcher is not None:
-            self._dispatcher.get_loop().call_soon_threadsafe(self._dispatcher.cancel)
-            self._dispatcher = None
+        dispatcher, self._dispatcher = self._dispatcher, None
         self._launched.shutdown(timeout)
+        if dispatcher is not None and not dispatcher.get_loop().is_closed():
+            dispatcher.get_loop().call_soon_threadsafe(self._end_dispatcher, dispatcher)
+
+    def _end_dispatcher(self, dispatcher: asyncio.Task[None]) -> None:
+        """Nothing comes any more: let everything that waits fail."""
+        dispatcher.cancel()
+        self._die(ErrorMessage(error="the server is shut down", fatal=True))
 
     # Administration: every replica of every stage (or of the entry stage) that supports it.
 
