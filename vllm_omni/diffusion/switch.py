@@ -10,7 +10,12 @@ seed only.
 """
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 Autocast = tuple[tuple[str, torch.dtype], ...]
 """(device type, dtype) of every device type that autocast is enabled for."""
@@ -34,7 +39,7 @@ class ProgramState:
         self._inference = True
         self._grad = False
         self._autocast: Autocast = ()
-        self._modes: list[TorchFunctionMode] = []
+        self._modes = _get_current_function_mode_stack()
         self._default_dtype = torch.get_default_dtype()
         self._random = torch.Generator().manual_seed(seed).get_state()
         if self._accelerator is not None:
@@ -48,7 +53,7 @@ class ProgramState:
 
     def resume(self) -> None:
         """Put the program's state in place of the engine's. The engine switches to it next."""
-        self._engine_modes = _get_current_function_mode_stack()
+        self._engine_modes = _swap_modes(self._modes)
         self._engine_dtype = torch.get_default_dtype()
         self._engine_autocast_dtypes = [torch.get_autocast_dtype(t) for t in self._device_types]
         self._engine_random = torch.get_rng_state()
@@ -61,8 +66,6 @@ class ProgramState:
         for device_type, dtype in self._autocast:
             torch.set_autocast_enabled(device_type, True)
             torch.set_autocast_dtype(device_type, dtype)
-        for mode in self._modes:
-            mode.__enter__()
         self._set_default_dtype(self._default_dtype)
         torch.set_rng_state(self._random)
         if self._accelerator is not None:
@@ -82,10 +85,7 @@ class ProgramState:
         torch.set_rng_state(self._engine_random)
         self._default_dtype = torch.get_default_dtype()
         self._set_default_dtype(self._engine_dtype)
-        stack = _get_current_function_mode_stack()
-        self._modes = [mode for mode in stack if mode not in self._engine_modes]
-        for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)
+        self._modes = _swap_modes(self._engine_modes)
         self._autocast = tuple(
             (device_type, torch.get_autocast_dtype(device_type))
             for device_type in self._device_types
@@ -103,3 +103,17 @@ class ProgramState:
     def _set_default_dtype(dtype: torch.dtype) -> None:
         if torch.get_default_dtype() != dtype:
             torch.set_default_dtype(dtype)
+
+
+def _swap_modes(modes: list[TorchFunctionMode]) -> list[TorchFunctionMode]:
+    """Put other function modes in force, without entering or leaving any; returns the old ones.
+
+    Torch has no public way to do it. `with torch.device(...)` is such a mode and, made in C++,
+    cannot be left and entered again from here.
+    """
+    before = _get_current_function_mode_stack()
+    for _ in before:
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+    return before
