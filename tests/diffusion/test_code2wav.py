@@ -9,7 +9,11 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
     Qwen2_5OmniBigVGANConfig,
     Qwen2_5OmniDiTConfig,
 )
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniToken2WavDiTModel,
+    Qwen2_5OmniToken2WavModel,
+)
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeCode2WavConfig,
 )
@@ -31,14 +35,18 @@ from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import qwen2_5_omni, qwen3_omni
 from vllm_omni.diffusion.programs.code2wav import qwen2_5_omni as QWEN2_5
 from vllm_omni.diffusion.programs.code2wav import qwen3_omni as QWEN3
+from vllm_omni.diffusion.spec import LoadContext
+from vllm_omni.diffusion.weights import load_module, read_tensors
+from vllm_omni.errors import OmniConfigError
 from vllm_omni.framing import ChunkPolicy
 from vllm_omni.inputs import Window
+from vllm_omni.testing import tiny
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
 assert_equal = partial(torch.testing.assert_close, rtol=0, atol=2e-4)
-"""Equal but for rounding (of rotary embeddings and norms, in float32 in any case), which the random
-activations amplify. The waveforms' RMS is 0.15; two frames of context too few cost 5e-4 and more."""
+"""Equal but for rounding, which the random activations amplify. The waveforms' RMS is 0.15; two
+frames of context too few cost 5e-4 and more."""
 
 
 @pytest.fixture(scope="module")
@@ -286,3 +294,44 @@ def test_bad_options_are_the_clients_fault(
     assert end.finished and end.error is not None
     assert end.error.status_code == 400
     assert next(iter(options)) in end.error.message
+
+
+# Checkpoints.
+
+
+@pytest.fixture(scope="module")
+def qwen2_5_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("tiny") / "qwen2_5"))
+
+
+def test_qwen2_5_checkpoint_decodes_as_transformers_does(qwen2_5_checkpoint: str) -> None:
+    loaded = qwen2_5_omni.load(LoadContext(qwen2_5_checkpoint, torch.device("cpu"), torch.bfloat16))
+    whole = Qwen2_5OmniForConditionalGeneration.from_pretrained(qwen2_5_checkpoint)
+    codes = random_codes(15, 1, 0)
+    voice = list(whole.speaker_map)[-1]
+    engine = Engine(QWEN2_5, loaded)
+    made = run_streams(
+        engine, {"r": cut(codes, ChunkPolicy.one_shot(), 15, {"voice": voice.upper(), "seed": 4})}
+    )
+    speaker = whole.speaker_map[voice]
+    torch.manual_seed(4)
+    with torch.inference_mode():
+        expected = whole.token2wav(
+            codes.T.long(), conditioning=speaker["cond"], reference_mel=speaker["ref_mel"]
+        )
+    torch.testing.assert_close(made["r"], expected, atol=1e-5, rtol=0)
+
+
+def test_missing_weights_are_a_configuration_error(qwen2_5_checkpoint: str) -> None:
+    with pytest.raises(OmniConfigError, match=r"no weights code2wav\."):
+        read_tensors(qwen2_5_checkpoint, "code2wav.")
+    config = Qwen2_5OmniDiTConfig(num_hidden_layers=1)
+    with pytest.raises(OmniConfigError, match=r"weights token2wav\.code2wav_dit_model\."):
+        load_module(
+            Qwen2_5OmniToken2WavDiTModel,
+            config,
+            qwen2_5_checkpoint,
+            "token2wav.code2wav_dit_model.",
+            torch.device("cpu"),
+            None,
+        )

@@ -16,8 +16,7 @@ from torch import nn
 
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.program import Message, Program
-from vllm_omni.diffusion.rules import CallRules
-from vllm_omni.diffusion.spec import Component, Loaded, LoadContext, ProgramSpec
+from vllm_omni.diffusion.spec import Component, LoadContext, Loaded, ProgramSpec
 from vllm_omni.errors import OmniClientError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]

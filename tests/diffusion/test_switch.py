@@ -10,7 +10,7 @@ from torch import nn
 
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message, Program
-from vllm_omni.diffusion.spec import Component, Loaded, LoadContext, ProgramSpec
+from vllm_omni.diffusion.spec import Component, LoadContext, Loaded, ProgramSpec
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
