@@ -2,6 +2,7 @@
 """The life of a replica's process: start, stream, abort, limits, death, shutdown."""
 
 import asyncio
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -74,8 +75,17 @@ def probe(deployment: str) -> Iterator[DiffusionReplica]:
     replica.shutdown()
 
 
-def socket_folders() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("vllm-omni-")}
+@pytest.fixture
+def own_temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files that only this test uses; short, as socket paths must be."""
+    multiprocessing.util.get_temp_dir()  # the fork server's own, for the whole process
+    with tempfile.TemporaryDirectory(prefix="omni-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def socket_folders(temp: Path) -> list[Path]:
+    return list(temp.glob("vllm-omni-*"))
 
 
 async def until_ended(
@@ -93,10 +103,10 @@ async def until_ended(
 
 
 async def test_streams_equal_the_reference(
-    checkpoint: str, deployment: str, connector: OmniConnector
+    checkpoint: str, deployment: str, connector: OmniConnector, own_temp: Path
 ) -> None:
-    before = socket_folders()
     replica = launch(QWEN3, checkpoint, deployment)
+    assert socket_folders(own_temp)
     try:
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
             Qwen3OmniMoeCode2Wav,
@@ -159,7 +169,7 @@ async def test_streams_equal_the_reference(
             torch.testing.assert_close(torch.cat(pieces), expected, atol=1e-5, rtol=0)
     finally:
         replica.shutdown()
-    assert socket_folders() == before
+    assert not socket_folders(own_temp)
 
 
 async def test_errors_limits_and_aborts(
@@ -257,12 +267,16 @@ def test_a_process_busy_for_too_long_is_killed(probe: DiffusionReplica) -> None:
     ],
 )
 def test_a_failed_start_says_why(
-    deployment: str, program: str, model: str, error: type[Exception], message: str
+    deployment: str,
+    own_temp: Path,
+    program: str,
+    model: str,
+    error: type[Exception],
+    message: str,
 ) -> None:
-    before = socket_folders()
     with pytest.raises(error, match=message):
         launch(program, model, deployment)
-    assert socket_folders() == before
+    assert not socket_folders(own_temp)
 
 
 def test_processes_end_with_a_killed_parent(tmp_path: Path, deployment: str) -> None:
@@ -297,4 +311,4 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path, deployment: str) -> 
     while Path(f"/proc/{child}/cmdline").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}/cmdline").exists()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("vllm-omni-")]
+    assert not socket_folders(tmp_path)
