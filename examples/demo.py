@@ -8,73 +8,20 @@ everything else is what a real checkpoint does.
 """
 
 import base64
-import contextlib
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 WORK = Path(os.environ.get("VLLM_OMNI_DEMO_DIR", Path(__file__).parents[1] / ".work" / "demo"))
 FAMILY = "qwen3_omni_moe"
-START_TIMEOUT_S = 180
-STOP_TIMEOUT_S = 20
 SAMPLE_RATE = 24_000
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_checkpoint() -> Path:
     from vllm_omni.testing.tiny import build
 
     return build(FAMILY, WORK / FAMILY)
-
-
-@contextlib.contextmanager
-def served(model: Path) -> Iterator[str]:
-    """`vllm serve MODEL --omni`, ready; yields its base URL and stops it cleanly afterwards."""
-    port = free_port()
-    log_path = WORK / "server.log"
-    command = [Path(sys.executable).with_name("vllm"), "serve", model, "--omni"]
-    options = ["--host", "127.0.0.1", "--port", port, "--served-model-name", "demo"]
-    with log_path.open("w") as log:
-        server = subprocess.Popen(
-            [str(part) for part in command + options], stdout=log, stderr=subprocess.STDOUT
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_healthy(url, server, log_path)
-        yield url
-        server.send_signal(signal.SIGINT)
-        code = server.wait(STOP_TIMEOUT_S)
-        if code != 0:
-            raise SystemExit(f"the server ended with code {code}; see {log_path}")
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
-
-
-def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            tail = "\n".join(log.read_text().splitlines()[-20:])
-            raise SystemExit(f"the server did not start (code {server.returncode}):\n{tail}")
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            urllib.request.urlopen(f"{url}/health", timeout=2)
-            return
-        time.sleep(0.2)
-    raise SystemExit(f"the server was not healthy after {START_TIMEOUT_S} s; see {log}")
 
 
 def question() -> list[dict[str, object]]:
@@ -91,7 +38,7 @@ def question() -> list[dict[str, object]]:
     return [{"role": "user", "content": content}]
 
 
-def ask(url: str) -> tuple[bytes, dict[str, object]]:
+def ask(url: str) -> tuple[bytes, dict[str, Any]]:
     """Stream the answer: prints its text, returns its sound (s16le) and the stages' timing."""
     from openai import OpenAI
 
@@ -103,7 +50,11 @@ def ask(url: str) -> tuple[bytes, dict[str, object]]:
         audio={"voice": "ethan", "format": "pcm16"},
         stream=True,
         max_tokens=48,
-        extra_body={"return_stage_metrics": True},
+        extra_body={
+            "return_stage_metrics": True,
+            # One entry per stage. A random talker may fall silent at once: it must speak a little.
+            "sampling_params_list": [None, {"min_tokens": 25, "max_tokens": 60}, None],
+        },
     )
     sound, metrics = bytearray(), {}
     print("answer: ", end="", flush=True)
@@ -131,21 +82,30 @@ def write_wav(sound: bytes, path: Path) -> float:
 
 
 def main() -> None:
+    from vllm_omni.testing.server import OmniServer
+
     began = time.monotonic()
     WORK.mkdir(parents=True, exist_ok=True)
     model = make_checkpoint()
-    print(f"checkpoint: {model} ({time.monotonic() - began:.1f} s)")
-    began = time.monotonic()
-    with served(model) as url:
-        print(f"server: {url} ready after {time.monotonic() - began:.1f} s")
+    print(f"checkpoint: {model} ({time.monotonic() - began:.1f} s)", flush=True)
+    server = OmniServer(model, ["--served-model-name", "demo"], log=WORK / "server.log").start()
+    try:
+        print(f"server: {server.url} ready after {server.start_seconds:.1f} s", flush=True)
         began = time.monotonic()
-        sound, metrics = ask(url)
+        sound, metrics = ask(server.url)
         took = time.monotonic() - began
         path = WORK / "answer.wav"
         length = write_wav(sound, path)
         print(f"sound: {path}, {length:.2f} s long, asked and answered in {took:.2f} s")
         for stage in metrics.get("stages", ()):
-            print(f"stage: {stage}")
+            print(
+                f"stage {stage['stage']}: {stage['tokens']} tokens, first output after "
+                f"{stage['first_output_s']:.3f} s, ended after {stage['finished_s']:.3f} s"
+            )
+    finally:
+        code = server.stop()
+    if code != 0:
+        raise SystemExit(f"the server ended with code {code}; see {server.log}")
     print("server: stopped cleanly")
 
 

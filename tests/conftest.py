@@ -27,3 +27,26 @@ def tiny_checkpoint() -> Callable[[str], Path]:
     from vllm_omni.testing.tiny import build
 
     return lambda family: build(family, CHECKPOINTS / family)
+
+
+LEVELS = ("core_model", "advanced_model", "full_model")
+"""Run levels, each including the ones before it (row I-01)."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--run-level",
+        choices=LEVELS,
+        default="advanced_model",
+        help="run tests marked with this level or one below it; unmarked tests always run",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    highest = LEVELS.index(config.getoption("--run-level"))
+    above = LEVELS[highest + 1 :]
+    for item in items:
+        if wanted := next((level for level in above if item.get_closest_marker(level)), None):
+            item.add_marker(pytest.mark.skip(reason=f"needs --run-level {wanted}"))
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
