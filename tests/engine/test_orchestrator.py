@@ -73,6 +73,18 @@ async def test_one_update_per_replica_and_step() -> None:
         assert it.replica("talk", 1).updates == [["b", "d"]] * 2
 
 
+async def test_outputs_that_come_together_reach_the_next_stage_in_order() -> None:
+    """A replica that was waited for in vain gives several steps' outputs at once."""
+    async with house() as it:
+        it.submit("r")
+        await it.settle()
+        it.replica("think").step(tokens("r", 1), tokens("r", 2), tokens("r", 3, finished=True))
+        await it.settle()
+        assert list(it.replica("talk").running) == ["r"]
+        assert it.replica("talk").updates == [["r", "r"]]
+        it.abort("r")
+
+
 async def test_an_output_of_a_released_request_frees_its_payload() -> None:
     async with house() as it:
         it.submit("r")

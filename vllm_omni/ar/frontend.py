@@ -106,8 +106,10 @@ class StageLLM(AsyncLLM):
         params: SamplingParams,
         sink: Sink,
         **kwargs: Any,
-    ) -> list[str]:
-        """Start a request whose outputs go to `sink`; returns vLLM's internal ids (n of them).
+    ) -> str:
+        """Start a request whose outputs go to `sink`; returns vLLM's internal id.
+
+        Where n > 1 that is the id of all n together.
 
         Raises what vLLM raises for an invalid request (`ValueError` and its subclasses).
         """
@@ -140,12 +142,13 @@ class StageLLM(AsyncLLM):
         )
         if request.sampling_params.n == 1:
             await self._add_request(request, prompt_text, None, 0, collector)
-            return [request.request_id]
-        return await self._submit_several(request, prompt_text, collector)
+        else:
+            await self._submit_several(request, prompt_text, collector)
+        return request.request_id
 
     async def _submit_several(
         self, request: EngineCoreRequest, prompt_text: str | None, collector: StepCollector
-    ) -> list[str]:
+    ) -> None:
         """n > 1: one engine request per completion, as stock `add_request` fans out."""
         assert isinstance(request.sampling_params, SamplingParams)
         parent = ParentRequest(request)
@@ -156,7 +159,6 @@ class StageLLM(AsyncLLM):
             children.append(child)
         for index, child in enumerate(children):
             await self._add_request(child, prompt_text, parent, index, collector)
-        return [child.request_id for child in children]
 
     async def push_rows(self, updates: Sequence[RowUpdate]) -> None:
         """Append input positions to running requests, in one message."""

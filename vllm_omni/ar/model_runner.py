@@ -126,10 +126,29 @@ class OmniCPUModelRunner(CPUModelRunner):
         return _with_spans(output, spans)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        unused = [(each, each.get_state()) for each in self._unused_generators().values()]
         sampled = super()._sample(logits, spec_decode_metadata)
+        for generator, state in unused:
+            generator.set_state(state)
         if self._rows is not None:
             self._complete_frames(sampled.sampled_token_ids[:, 0])
         return sampled
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # vLLM turns back generators whose number was not used by their offset, which only CUDA's
+        # have; `_sample` has done so, and here they are out of its sight.
+        hidden = self._unused_generators()
+        for index in hidden:
+            del self.input_batch.generators[index]
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators.update(hidden)
+
+    def _unused_generators(self) -> dict[int, torch.Generator]:
+        """Generators of the requests whose prompt is not complete, by index in the batch."""
+        discarded = self.discard_request_mask.np
+        return {i: g for i, g in self.input_batch.generators.items() if discarded[i]}
 
     def _complete_frames(self, token_ids: torch.Tensor) -> None:
         """Run the rest of the frame for every request that sampled a token in this step."""
@@ -151,10 +170,11 @@ class OmniCPUModelRunner(CPUModelRunner):
             self._codes[piece.request_id] = RowCodes(piece.start - prompt_len, frame[None])
 
     def _emit_codes(self) -> dict[str, RowSpan]:
+        assert self._rows is not None
         spans = {}
         for request_id, codes in self._codes.items():
             request = self._stage_requests[request_id]
-            if request.emit:
+            if request.emit and not self._rows.lost(request_id):
                 spans[request_id] = self._put(request, codes.start, {"codes": codes.codes})
         return spans
 

@@ -21,9 +21,10 @@ from vllm_omni.replica import StageReplica
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended: vLLM's ids for it, and whether its prompt has been reported."""
+    """A request that has not ended: vLLM's id for it once submitted, and whether its prompt has
+    been reported."""
 
-    internal_ids: list[str]
+    internal_id: str | None = None
     prompt_reported: bool = False
 
 
@@ -57,9 +58,9 @@ class ArReplica(StageReplica):
             params.skip_reading_prefix_cache = True
             params.output_kind = RequestOutputKind.DELTA
             attach_request(params, StageRequest(request_id, emit=True))
-        live = self._live[request_id] = _Live([])
+        live = self._live[request_id] = _Live()
         try:
-            live.internal_ids = await self.llm.submit(
+            live.internal_id = await self.llm.submit(
                 request_id, prompt, params, self._collect, **kwargs
             )
         except BaseException:
@@ -67,7 +68,7 @@ class ArReplica(StageReplica):
             raise
         if request_id not in self._live:
             # Aborted while its prompt was being processed.
-            await self.llm.abort(live.internal_ids, internal=True)
+            await self.llm.abort(live.internal_id, internal=True)
 
     def _row_params(
         self, request_id: str, prompt: RowPrompt, params: SamplingParams, emit: bool
@@ -88,7 +89,8 @@ class ArReplica(StageReplica):
                 for span in rows.spans:
                     self._connector.discard(span.handle)
             else:
-                batch.append(RowUpdate(live.internal_ids[0], rows))
+                assert live.internal_id is not None, "an update before its submit"
+                batch.append(RowUpdate(live.internal_id, rows))
         if batch:
             await self.llm.push_rows(batch)
 
@@ -96,8 +98,8 @@ class ArReplica(StageReplica):
         ids = []
         for request_id in request_ids:
             live = self._live.pop(request_id, None)
-            if live is not None:
-                ids += live.internal_ids
+            if live is not None and live.internal_id is not None:
+                ids.append(live.internal_id)
         if ids:
             await self.llm.abort(ids, internal=True)
 

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from vllm.logger import init_logger
 
 from vllm_omni.ar.wire import FrameSampling as FrameSamplingParams
 from vllm_omni.ar.wire import StageRequest
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.inputs import RowInput
 from vllm_omni.models.interfaces import Frames, FrameSampling, RowDriven
+
+logger = init_logger(__name__)
 
 _POSITIONS = "positions"
 
@@ -29,6 +32,7 @@ class _Request:
         row_part: [capacity, width]; valid up to `filled`, then the pad row.
         frame_part: [capacity, width]; zeros where no frame belongs (the prompt).
         positions: int64 [3, prompt length] for M-RoPE, or None to count up.
+        lost: Rows of it were gone when they were to be read.
     """
 
     prompt_len: int
@@ -38,6 +42,7 @@ class _Request:
     frame_part: torch.Tensor
     filled: int = 0
     positions: torch.Tensor | None = None
+    lost: bool = False
 
     def reserve(self, capacity: int, pad: torch.Tensor) -> None:
         """Grow geometrically, so appending stays linear."""
@@ -115,6 +120,13 @@ class RowState:
         """Forget a request; unknown ids are fine."""
         self._requests.pop(request_id, None)
 
+    def lost(self, request_id: str) -> bool:
+        """Whether rows of a request were gone, so that what it computes means nothing.
+
+        Its memory is freed when it is released, and the abort may be here a step later.
+        """
+        return self._requests[request_id].lost
+
     def mrope_positions(self, request_id: str) -> tuple[torch.Tensor, int]:
         """M-RoPE positions int64 [3, prompt length] and the delta of the positions after it."""
         state = self._requests[request_id]
@@ -167,7 +179,15 @@ class RowState:
         self, state: _Request, rows: RowInput, prompt_token_ids: Sequence[int] | None
     ) -> None:
         count = len(rows.index)
-        upstream = self._read(rows)
+        try:
+            upstream = self._read(rows)
+        except KeyError:
+            logger.debug("Rows are gone; their request is being aborted")
+            state.lost = True
+        if state.lost:
+            state.reserve(state.filled + count, self._pad)
+            state.filled += count
+            return
         if count == 0:
             return
         index = torch.tensor(rows.index)

@@ -142,11 +142,13 @@ class _OmniScheduling:
         # A held request still occupies its slot: the step may start no more requests than before.
         self.running = [request for request in self.running if not self._starved(request)]
         self.max_num_running_reqs -= len(held)
+        self.max_num_active_reqs -= len(held)
         try:
             output = super().schedule(*args, **kwargs)
         finally:
             self.running = held + self.running
             self.max_num_running_reqs += len(held)
+            self.max_num_active_reqs += len(held)
         return self._with_updates(output)
 
     def _with_updates(self, output: SchedulerOutput) -> SchedulerOutput:

@@ -266,10 +266,11 @@ class Orchestrator:
                 self._complete(state, messages)
                 ended.append(self._states.pop(output.request_id))
         self._send(messages)
-        for target, batch in updates.items():
-            await self._update(target, batch)
+        # Starts first: several outputs of a request may come together.
         for state, target, stage_input in starts:
             await self._enter(state, target, stage_input)
+        for target, batch in updates.items():
+            await self._update(target, batch)
         for state in ended:
             await self._release(state)
 
