@@ -83,7 +83,7 @@ class Engine:
         patience: int = 8,
     ) -> None:
         self._spec = spec
-        self._device = device or torch.device("cpu")
+        self._device = _indexed(device or torch.device("cpu"))
         self._max_requests = max_requests
         self._assets = loaded.assets
         self._proxies = {name: _proxy(part) for name, part in loaded.components.items()}
@@ -274,6 +274,13 @@ class Engine:
     ) -> None:
         if not program.aborted:
             self._emissions.append(Emission(program.request_id, modality, tensors, meta))
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The device by its number: torch would look the number up at every switch."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 def _proxy(component: Component) -> nn.Module:
