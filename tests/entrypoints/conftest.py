@@ -81,7 +81,7 @@ def serve_command(checkpoint: Path, port: int, *flags: str) -> list[str]:
 
 def serve_environment() -> dict[str, str]:
     threads = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {**os.environ, **threads, "VLLM_NO_USAGE_STATS": "1"}
+    return {**os.environ, **threads, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what it prints, what it returns, what it leaves behind."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import vllm_omni
+from tests.entrypoints.conftest import free_port, serve_command, serve_environment
+
+pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
+
+MAIN = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main"]
+
+
+def run(*args: str, command: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [*(command or MAIN), *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=serve_environment(),
+    )
+
+
+def assert_one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
+    """An error is one line on stderr after the log, without a traceback."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("vllm-omni: error: "), result.stderr
+    for text in says:
+        assert text in line
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_the_commands(flag: str) -> None:
+    result = run(flag)
+    assert result.returncode == 0
+    assert "serve" in result.stdout and "bench" in result.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == vllm_omni.__version__
+
+
+def test_vllm_delegates_here() -> None:
+    vllm = [sys.executable, "-c", "from vllm.entrypoints.cli.main import main; main()"]
+    assert run("--version", "--omni", command=vllm).stdout.strip().endswith(vllm_omni.__version__)
+
+
+def test_serve_help_has_vllms_flags_and_ours() -> None:
+    shown = run("serve", "--omni", "--help=all").stdout
+    for flag in ("--max-model-len", "--api-key", "--deploy-config", "--max-body-bytes"):
+        assert flag in shown
+
+
+def test_bench_is_vllms() -> None:
+    result = run("bench", "serve", "--omni", "--help=all")
+    assert result.returncode == 0
+    assert "--num-prompts" in result.stdout
+
+
+def test_other_commands_have_no_omni_form() -> None:
+    assert_one_line(run("collect-env", "--omni"), 2, "serve, bench")
+
+
+def test_unknown_option() -> None:
+    assert_one_line(run("--frobnicate"), 2, "--frobnicate")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--deploy-config", "/nowhere.yaml"), "nowhere.yaml"),
+        (("--stage-overrides", '{"talker": {"max_num_seq": 1}}'), "max_num_seqs"),
+        (("--stage-overrides", "{"), "stage-overrides"),
+        (("--api-server-count", "2"), "--api-server-count"),
+        (("--headless",), "--headless"),
+        (("--enable-auto-tool-choice",), "--tool-call-parser"),
+    ],
+)
+def test_configuration_errors(checkpoint: Path, flags: tuple[str, ...], says: str) -> None:
+    assert_one_line(run("serve", str(checkpoint), "--omni", *flags), 2, says)
+
+
+def test_model_without_a_pipeline(tmp_path: Path) -> None:
+    config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
+    (tmp_path / "config.json").write_text(config)
+    assert_one_line(run("serve", str(tmp_path), "--omni"), 2, "Llama")
+
+
+def test_taken_port(checkpoint: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = str(sock.getsockname()[1])
+        flags = ("--omni", "--host", "127.0.0.1", "--port", port)
+        result = run("serve", str(checkpoint), *flags)
+    assert_one_line(result, 1, port, "in use")
+
+
+def test_stage_that_does_not_start(checkpoint: Path) -> None:
+    port = free_port()
+    kv_cache = ("--kv-cache-memory-bytes", "1")
+    command = serve_command(checkpoint, port, *kv_cache)
+    result = run(command=command)  # the engine core prints its own log and traceback
+    assert result.returncode == 1
+    told = [line for line in result.stderr.splitlines() if line.startswith("vllm-omni: error:")]
+    assert len(told) == 1 and "thinker" in told[0]
+
+
+def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
+    with (tmp_path / "log.txt").open("w+") as log:
+        process = subprocess.Popen(
+            serve_command(checkpoint, free_port()),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=serve_environment(),
+        )
+        server = psutil.Process(process.pid)
+        while process.poll() is None and not (children := server.children(recursive=True)):
+            time.sleep(0.05)  # until the first engine core is there
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        log.seek(0)
+        assert code == 0, log.read()[-4000:]
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
