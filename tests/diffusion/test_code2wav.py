@@ -36,7 +36,7 @@ from vllm_omni.diffusion.programs import qwen2_5_omni, qwen3_omni
 from vllm_omni.diffusion.programs.code2wav import qwen2_5_omni as QWEN2_5
 from vllm_omni.diffusion.programs.code2wav import qwen3_omni as QWEN3
 from vllm_omni.diffusion.spec import LoadContext
-from vllm_omni.diffusion.weights import load_module, read_tensors
+from vllm_omni.diffusion.weights import checkpoint_config, load_module, read_tensors
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.framing import ChunkPolicy
 from vllm_omni.inputs import Window
@@ -323,15 +323,17 @@ def test_qwen2_5_checkpoint_decodes_as_transformers_does(qwen2_5_checkpoint: str
 
 
 def test_missing_weights_are_a_configuration_error(qwen2_5_checkpoint: str) -> None:
+    context = LoadContext(qwen2_5_checkpoint, torch.device("cpu"))
     with pytest.raises(OmniConfigError, match=r"no weights code2wav\."):
-        read_tensors(qwen2_5_checkpoint, "code2wav.")
+        read_tensors(context, "code2wav.")
     config = Qwen2_5OmniDiTConfig(num_hidden_layers=1)
-    with pytest.raises(OmniConfigError, match=r"weights token2wav\.code2wav_dit_model\."):
-        load_module(
-            Qwen2_5OmniToken2WavDiTModel,
-            config,
-            qwen2_5_checkpoint,
-            "token2wav.code2wav_dit_model.",
-            torch.device("cpu"),
-            None,
-        )
+    prefix = "token2wav.code2wav_dit_model."
+    with pytest.raises(OmniConfigError, match=prefix):
+        load_module(context, Qwen2_5OmniToken2WavDiTModel, config, prefix, None)
+
+
+def test_random_weights_need_no_files(qwen2_5_checkpoint: str) -> None:
+    context = LoadContext(qwen2_5_checkpoint, torch.device("cpu"), random_weights=True)
+    config = checkpoint_config(context).token2wav_config
+    model = load_module(context, Qwen2_5OmniToken2WavModel, config, "no.such.", torch.float32)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

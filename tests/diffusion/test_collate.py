@@ -193,6 +193,7 @@ class Guided(nn.Module):
         return torch.cat([x, -x])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=5))
 def test_stacked_outputs(rows: list[int]) -> None:
     to = collator(Guided(), CallRules(stacked_outputs=True))

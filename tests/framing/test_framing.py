@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni.errors import OmniConfigError
@@ -42,6 +42,7 @@ def run(policy: ChunkPolicy, arrivals: list[int]) -> list[tuple[int, Window]]:
     return made
 
 
+@settings(deadline=None)
 @given(policies(), pushes)
 def test_windows_partition_the_stream(policy: ChunkPolicy, arrivals: list[int]) -> None:
     made = run(policy, arrivals)
@@ -63,6 +64,7 @@ def test_windows_partition_the_stream(policy: ChunkPolicy, arrivals: list[int]) 
     assert position == (total if arrivals else 0)
 
 
+@settings(deadline=None)
 @given(policies(), pushes)
 def test_a_window_comes_as_soon_as_it_can(policy: ChunkPolicy, arrivals: list[int]) -> None:
     windower = Windower(policy)
@@ -73,6 +75,7 @@ def test_a_window_comes_as_soon_as_it_can(policy: ChunkPolicy, arrivals: list[in
         assert pending < policy.chunk(chunks) + policy.holdback
 
 
+@settings(deadline=None)
 @given(policies(), st.integers(0, 50))
 def test_chunks_grow_to_the_steady_size(policy: ChunkPolicy, index: int) -> None:
     assert policy.chunk(index) <= policy.chunk(index + 1)
@@ -85,6 +88,7 @@ def test_ramp_doubles() -> None:
     assert [policy.chunk(k) for k in range(5)] == [4, 8, 16, 25, 25]
 
 
+@settings(deadline=None)
 @given(pushes)
 def test_one_shot_is_one_window(arrivals: list[int]) -> None:
     total = sum(arrivals)
@@ -118,6 +122,7 @@ class TrimmingDecoder:
         return samples[: max(0, len(samples) - self.trim)]
 
 
+@settings(deadline=None)
 @given(policies(), pushes, st.data())
 def test_stitched_windows_equal_the_one_shot(
     policy: ChunkPolicy, arrivals: list[int], data: st.DataObject

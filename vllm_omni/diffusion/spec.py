@@ -28,13 +28,15 @@ class LoadContext:
         model: The checkpoint: a folder or a name on the hub.
         device: Where the components go.
         dtype: The deployment's dtype; None for the program's or checkpoint's own choice.
-        options: The stage's further options from the deploy YAML.
+        revision: Branch, tag or commit on the hub.
+        random_weights: Do not read weights (`load_format: dummy`).
     """
 
     model: str
     device: torch.device
     dtype: torch.dtype | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    random_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,15 @@ class Worker:
         settings = config.settings
         spec = resolve_program(config.program)
         device = torch.device(settings.device)
+        context = LoadContext(
+            settings.model,
+            device,
+            _dtype(settings.dtype),
+            settings.revision,
+            random_weights=settings.load_format == "dummy",
+        )
         with torch.inference_mode():
-            loaded = spec.load(LoadContext(settings.model, device, _dtype(settings.dtype)))
+            loaded = spec.load(context)
         self._modality = spec.modality
         self._engine = Engine(
             spec,

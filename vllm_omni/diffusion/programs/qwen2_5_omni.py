@@ -130,11 +130,9 @@ def read_voices(path: str) -> dict[str, Voice]:
 
 def load(ctx: LoadContext) -> Loaded:
     """Load `token2wav.*` of a Qwen2.5-Omni checkpoint; in float32 always, as the reference does."""
-    config = checkpoint_config(ctx.model).token2wav_config
-    token2wav = load_module(
-        Qwen2_5OmniToken2WavModel, config, ctx.model, "token2wav.", ctx.device, torch.float32
-    )
-    return components(token2wav, read_voices(checkpoint_file(ctx.model, "spk_dict.pt")))
+    config = checkpoint_config(ctx).token2wav_config
+    token2wav = load_module(ctx, Qwen2_5OmniToken2WavModel, config, "token2wav.", torch.float32)
+    return components(token2wav, read_voices(checkpoint_file(ctx, "spk_dict.pt")))
 
 
 class MelSampler:

@@ -121,10 +121,8 @@ def components(code2wav: Qwen3OmniMoeCode2Wav) -> Loaded:
 
 def load(ctx: LoadContext) -> Loaded:
     """Load `code2wav.*` of a Qwen3-Omni checkpoint."""
-    config = checkpoint_config(ctx.model).code2wav_config
-    code2wav = load_module(
-        Qwen3OmniMoeCode2Wav, config, ctx.model, "code2wav.", ctx.device, ctx.dtype
-    )
+    config = checkpoint_config(ctx).code2wav_config
+    code2wav = load_module(ctx, Qwen3OmniMoeCode2Wav, config, "code2wav.", ctx.dtype)
     return components(code2wav)
 
 
