@@ -57,15 +57,6 @@ class LiveServer:
         assert reply.status_code == 200, reply.text
         assert httpx.get(f"{self.url}/health").status_code == 200
 
-    def running_requests(self) -> float:
-        """Requests in the engines, by vLLM's metrics."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in lines
-            if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
-        )
-
 
 def free_port() -> int:
     with socket.socket() as sock:

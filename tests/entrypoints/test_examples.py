@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of `examples/online_serving` run as they are."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import pytest
+
+from tests.entrypoints.conftest import LiveServer
+
+pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "online_serving"
+
+
+def run(folder: Path, *command: str) -> str:
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def samples(path: Path) -> int:
+    with av.open(path) as container:
+        return sum(frame.samples for frame in container.decode(audio=0))
+
+
+def test_chat_py(server: LiveServer, tmp_path: Path) -> None:
+    assert run(tmp_path, sys.executable, str(EXAMPLES / "chat.py"), "--url", f"{server.url}/v1")
+    assert samples(tmp_path / "whole.wav") and samples(tmp_path / "streamed.mp3")
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs curl and jq")
+def test_chat_sh(server: LiveServer, tmp_path: Path) -> None:
+    assert run(tmp_path, str(EXAMPLES / "chat.sh"), server.url)
+    assert samples(tmp_path / "story.wav") and samples(tmp_path / "story.mp3")
