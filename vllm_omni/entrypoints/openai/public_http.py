@@ -22,8 +22,9 @@ class PrivateAddressError(OSError):
 def is_public(host: str) -> bool:
     """Whether an IP address can be reached from anywhere."""
     address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_global and not address.is_multicast
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_global and not address.is_multicast
 
 
 def _public_socket(addr_info: tuple[Any, ...]) -> socket.socket:
