@@ -3,12 +3,8 @@
 
 import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -16,12 +12,13 @@ import openai
 import psutil
 import pytest
 
+from vllm_omni.testing.server import OmniServer
 from vllm_omni.testing.tiny import build
 
 MODEL = "tiny"
 MAX_BODY_BYTES = 4_000_000
-START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 60
+THREADS = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 SERVE_FLAGS = (
     *("--served-model-name", MODEL),
     *("--max-model-len", "512"),
@@ -34,17 +31,8 @@ SERVE_FLAGS = (
 )
 
 
-@dataclass
-class LiveServer:
-    """A running server."""
-
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-    log: Path | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+class LiveServer(OmniServer):
+    """A running server and what these tests ask of it."""
 
     def chat(self, body: dict[str, object], **kwargs: object) -> httpx.Response:
         """A raw chat request."""
@@ -57,11 +45,24 @@ class LiveServer:
         assert reply.status_code == 200, reply.text
         assert httpx.get(f"{self.url}/health").status_code == 200
 
+    def running_requests(self) -> float:
+        """Requests in the engines, by vLLM's metrics."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
+        )
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    def stop_cleanly(self) -> None:
+        """SIGTERM: it must end with 0 and take its children along."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        code = self.stop(signal.SIGTERM, STOP_TIMEOUT_S)
+        _, alive = psutil.wait_procs(children, timeout=10)
+        for process in alive:
+            process.kill()
+        assert not alive, f"left behind: {alive}"
+        assert code == 0, self.log_tail()
 
 
 def serve_command(checkpoint: Path, port: int, *flags: str) -> list[str]:
@@ -71,8 +72,7 @@ def serve_command(checkpoint: Path, port: int, *flags: str) -> list[str]:
 
 
 def serve_environment() -> dict[str, str]:
-    threads = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {**os.environ, **threads, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **THREADS, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture(scope="session")
@@ -82,58 +82,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """The server; at the end it must stop cleanly on SIGTERM and leave no process behind.
-
-    `OMNI_TEST_SERVER_PORT` names one that is running already.
-    """
-    if port := os.environ.get("OMNI_TEST_SERVER_PORT"):
-        yield LiveServer(int(port))
-        return
-    live = start_server(checkpoint, tmp_path_factory.mktemp("server") / "log.txt")
+    """The server; at the end it must stop cleanly on SIGTERM and leave no process behind."""
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    live = LiveServer(checkpoint, SERVE_FLAGS, log=log, env=THREADS)
+    live.start()
     yield live
-    stop_server(live)
-
-
-def start_server(checkpoint: Path, log: Path, *flags: str) -> LiveServer:
-    """Start a server and wait until it is healthy."""
-    port = free_port()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            serve_command(checkpoint, port, *flags),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=serve_environment(),
-        )
-    live = LiveServer(port, process, log)
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"the server ended with {process.returncode}:\n{log.read_text()[-8000:]}")
-        try:
-            if httpx.get(f"{live.url}/health", timeout=2).status_code == 200:
-                return live
-        except httpx.TransportError:
-            pass
-        time.sleep(0.25)
-    process.kill()
-    pytest.fail(f"the server did not start:\n{log.read_text()[-8000:]}")
-
-
-def stop_server(live: LiveServer, number: int = signal.SIGTERM) -> None:
-    """Stop a server by a signal; it must end with 0 and take its children along."""
-    assert live.process is not None and live.log is not None
-    children = psutil.Process(live.process.pid).children(recursive=True)
-    live.process.send_signal(number)
-    try:
-        code = live.process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        live.process.kill()
-        pytest.fail(f"the server did not stop:\n{live.log.read_text()[-8000:]}")
-    _, alive = psutil.wait_procs(children, timeout=10)
-    for process in alive:
-        process.kill()
-    assert not alive, f"left behind: {alive}"
-    assert code == 0, live.log.read_text()[-8000:]
+    live.stop_cleanly()
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import vllm_omni
-from tests.entrypoints.conftest import free_port, serve_command, serve_environment
+from tests.entrypoints.conftest import serve_command, serve_environment
+from vllm_omni.testing.server import free_port
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
