@@ -130,3 +130,19 @@ def _is_stage(process: psutil.Process) -> bool:
     return parent is not None and "forkserver" in " ".join(parent.cmdline())
 
 
+def leftovers(omni: AsyncOmni) -> dict[str, list[str]]:
+    """Files of a deployment in shared memory, and which processes have each open."""
+    found = {}
+    for name in os.listdir("/dev/shm"):
+        if omni._launched.deployment_id not in name:
+            continue
+        path = f"/dev/shm/{name}"
+        found[name] = [f"{p.pid} {p.name()}" for p in psutil.process_iter() if _has_open(p, path)]
+    return found
+
+
+def _has_open(process: psutil.Process, path: str) -> bool:
+    try:
+        return any(path in os.readlink(each.path) for each in os.scandir(f"/proc/{process.pid}/fd"))
+    except OSError:
+        return False

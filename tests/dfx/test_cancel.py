@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.
 WAVEFORM_TOLERANCE = 1e-4
 SETTLE_S = 20.0
 CANCELLED = 200
-IN_BETWEEN = 40
+IN_BETWEEN = 0.15
+"""Share of the requests that are let run to their end meanwhile."""
 AFTERWARDS = 50
 IN_FLIGHT = 24
 # Thread pools start their threads when they are first needed: ZMQ's and the event loop's executor.
@@ -74,7 +75,6 @@ class Client:
     def __init__(self, running: Deployment, model: Path) -> None:
         self.omni = running.omni
         self.processor = AutoProcessor.from_pretrained(model)
-        self.ended = 0
         self.cancelled = {"close": 0, "task": 0, "abort": 0}
 
     def stream(self, kind: Kind, request_id: str | None = None) -> Any:
@@ -149,7 +149,6 @@ class Client:
             await self.omni.abort(request_id)
         (result,) = await asyncio.gather(task, return_exceptions=True)
         if finished:
-            self.ended += 1
             return
         assert result is None or isinstance(
             result, asyncio.CancelledError if way == "task" else OmniGenerateError
@@ -188,6 +187,7 @@ def test_cancelled_requests_leave_nothing(
 ) -> None:
     running, caller = client
     replicated = "replicated" in request.node.name
+    wanted = CANCELLED // (4 if replicated else 1)
     rng = random.Random(seed)
     every = kinds()
 
@@ -201,16 +201,17 @@ def test_cancelled_requests_leave_nothing(
     async def cancelling(expected: dict[str, Answer]) -> None:
         room = asyncio.Semaphore(IN_FLIGHT)
 
-        async def one(number: int) -> None:
+        async def one() -> None:
             kind = rng.choice(every)
             async with room:
-                if number % (CANCELLED // IN_BETWEEN + 1) == 0:
+                if rng.random() < IN_BETWEEN:
                     assert_same(await caller.answer(kind), expected[kind.name], kind.name)
                 else:
                     await caller.cancel(kind, rng)
 
-        count = CANCELLED // 4 if replicated else CANCELLED + IN_BETWEEN
-        await asyncio.gather(*[one(number) for number in range(count)])
+        # Some end before they can be stopped.
+        while (missing := wanted - sum(caller.cancelled.values())) > 0:
+            await asyncio.gather(*[one() for _ in range(missing)])
 
     async def afterwards(expected: dict[str, Answer]) -> None:
         chosen = [every[i % len(every)] for i in range(AFTERWARDS // (2 if replicated else 1))]
@@ -227,8 +228,7 @@ def test_cancelled_requests_leave_nothing(
     resources = Resources.now()
     running.run(cancelling(expected), 200)
     assert running.run(caller.settled()) == {}
-    # Most were stopped on their way, in each of the ways.
-    assert min(caller.cancelled.values()) > (5 if replicated else 20), caller.cancelled
+    assert min(caller.cancelled.values()) > wanted // 8, "each way was taken"
     running.run(afterwards(expected), 200)
     assert running.run(caller.settled()) == {}
     gc.collect()
@@ -236,4 +236,3 @@ def test_cancelled_requests_leave_nothing(
     assert now.processes == resources.processes
     assert now.threads <= resources.threads + SPARE_THREADS
     assert now.descriptors <= resources.descriptors + SPARE_DESCRIPTORS
-    print(caller.cancelled, caller.ended, resources, now)

@@ -95,7 +95,11 @@ class Served:
         topology = Topology(PIPELINE, PretrainedConfig(), streaming=True, edge_extra={})
         self.engine = OmniEngine(topology, pools, SharedMemoryConnector(deployment_id))
         entry: Any = SimpleNamespace(
-            vllm_config=None, model_config=None, renderer=None, input_processor=None
+            vllm_config=None,
+            model_config=None,
+            renderer=None,
+            input_processor=None,
+            close=lambda: None,
         )
         self.omni = AsyncOmni(LaunchedPipeline(plan(), self.engine, entry, deployment_id))
 

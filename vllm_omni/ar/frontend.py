@@ -21,6 +21,11 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
 from vllm_omni.handles import RowSpan
 
+STOP_S = 3.0
+"""What an idle process gets to end by itself, where no other time was asked for."""
+KILL_S = 5.0
+"""How long a process may take to be gone once it has been killed."""
+
 Sink = Callable[[str, str, RequestOutput | Exception], None]
 """Takes an output of a request, by the pipeline's id and vLLM's internal one."""
 
@@ -90,11 +95,21 @@ class StageLLM(AsyncLLM):
         )
 
     def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine core. What prepares prompts goes on until `close`."""
         # Stop reading first, or the engine core's orderly end looks like its death.
         handler = self.output_handler
         if handler is not None and not handler.get_loop().is_closed():
             handler.get_loop().call_soon_threadsafe(handler.cancel)
-        super().shutdown(timeout)
+        manager = self.engine_core.resources.engine_manager
+        processes = [] if manager is None else list(manager.processes)
+        self.engine_core.shutdown(timeout=timeout or STOP_S)
+        for process in processes:
+            # vLLM does not wait for those that it kills, and they hold shared memory until then.
+            process.join(KILL_S)
+
+    def close(self) -> None:
+        """End the rest, after `shutdown`. Idempotent."""
+        self.renderer.shutdown()
 
     def __del__(self) -> None:
         """Nothing: stages are shut down explicitly, and at interpreter exit it is too late."""

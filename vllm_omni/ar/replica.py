@@ -43,6 +43,15 @@ class ArReplica(StageReplica):
         self._step: list[StageOutput] = []
         self._failure: Exception | None = None
         self._ready = asyncio.Event()
+        self._lent = False
+
+    def lend_front_end(self) -> StageLLM:
+        """The front end, for others to prepare prompts with.
+
+        It then outlives the replica, which may die alone; whoever borrows it closes it.
+        """
+        self._lent = True
+        return self.llm
 
     async def submit(
         self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any
@@ -142,7 +151,12 @@ class ArReplica(StageReplica):
         }
 
     def shutdown(self, timeout: float | None = None) -> None:
-        self.llm.shutdown(timeout)
+        try:
+            self.llm.shutdown(timeout)
+        finally:
+            self._connector.close()
+        if not self._lent:
+            self.llm.close()
 
     def _collect(
         self, request_id: str, internal_id: str, output: RequestOutput | Exception

@@ -57,6 +57,7 @@ class LaunchedPipeline:
     def shutdown(self, timeout: float | None = None) -> None:
         """Stop everything and leave nothing behind. Idempotent."""
         self.engine.shutdown(timeout)
+        self.entry_llm.close()
         sweep(self.deployment_id)
 
 
@@ -92,7 +93,7 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         undo.pop_all()
     entry = pools[plan.pipeline.stage_id(plan.pipeline.entry.name)].replica(0)
     assert isinstance(entry, ArReplica)
-    return LaunchedPipeline(plan, engine, entry.llm, deployment_id)
+    return LaunchedPipeline(plan, engine, entry.lend_front_end(), deployment_id)
 
 
 def _launch(
@@ -213,6 +214,10 @@ def _client_connector(plan: DeploymentPlan) -> ConnectorSpec:
 def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[str, str]:
     env = dict(stage.env)
     if plan.platform == "cpu":
+        # oneDNN keeps up to 1,024 compiled primitives, one per shape that ever came: memory grows
+        # with the variety of requests. A step needs a few dozen.
+        env.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+        env.setdefault("LRU_CACHE_CAPACITY", "64")
         # Every replica computes at the same time; together they get the cores once.
         replicas = sum(each.num_replicas for each in plan.stages)
         cores = len(os.sched_getaffinity(0))

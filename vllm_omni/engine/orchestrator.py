@@ -17,11 +17,12 @@ from typing import Any
 
 import janus
 from transformers import PretrainedConfig
+from vllm.exceptions import VLLMClientError
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.pipeline import EdgeContext, Pipeline
+from vllm_omni.config.pipeline import EdgeContext, EdgeState, Pipeline
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine.client_outputs import client_output, empty_output
 from vllm_omni.engine.messages import (
@@ -149,18 +150,16 @@ class Orchestrator:
 
     def _new_state(self, submit: Submit) -> RequestState:
         needed = {stage.name: stage for stage in self._pipeline.needed_stages(submit.modalities)}
-        edges = {
-            (edge.source, edge.target): edge.start(
-                EdgeContext(
+        edges: dict[str, list[tuple[str, EdgeState]]] = {}
+        for edge in self._pipeline.edges:
+            if edge.source in needed and edge.target in needed:
+                context = EdgeContext(
                     config=self._topology.config,
                     voice=submit.voice,
                     streaming=self._topology.streaming,
                     extra=self._topology.edge_extra.get((edge.source, edge.target), {}),
                 )
-            )
-            for edge in self._pipeline.edges
-            if edge.source in needed and edge.target in needed
-        }
+                edges.setdefault(edge.source, []).append((edge.target, edge.start(context)))
         entry_params = submit.params[self._pipeline.stage_id(self._pipeline.entry.name)]
         kind = (
             entry_params.output_kind
@@ -278,7 +277,7 @@ class Orchestrator:
         self, stage: str, state: RequestState, output: StageOutput, messages: list[Message]
     ) -> None:
         """Give a final stage's output to the client."""
-        modality = self._pipeline.stage(stage).final_output
+        modality = self._pools[stage].stage.final_output
         if modality is None or modality not in state.modalities:
             return
         made = client_output(self._stage_id(stage), modality, state, output, self._connector)
@@ -294,7 +293,7 @@ class Orchestrator:
         updates: dict[str, list[tuple[str, StageInput]]],
     ) -> None:
         """Give an output to the request's edges and collect what they yield."""
-        for target, edge in state.edges_from(self._pipeline.edges_from(stage)):
+        for target, edge in state.edges.get(stage, ()):
             stage_input = edge.feed(output)
             if stage_input is not None and target in state.times:
                 updates[target].append((state.request_id, stage_input))
@@ -374,7 +373,7 @@ class Orchestrator:
             self._spawn(self._release(state))
 
     def _fail_with(self, request_id: str, error: Exception, stage_id: int) -> None:
-        if not isinstance(error, ValueError):
+        if not isinstance(error, ValueError | VLLMClientError):
             logger.error("Request %s failed in stage %d", request_id, stage_id, exc_info=error)
         self._finish_with([self._failure(request_id, error, stage_id)])
 

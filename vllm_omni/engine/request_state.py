@@ -2,13 +2,14 @@
 """What the orchestrator remembers about one request."""
 
 import time
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_omni.config.pipeline import Edge, EdgeState, Stage
+from vllm_omni.config.pipeline import EdgeState, Stage
 from vllm_omni.outputs import StageMetrics, StageOutput, TokenOutput
 
 
@@ -28,7 +29,7 @@ class RequestState:
 
     Attributes:
         needed: Stages that it visits, by name.
-        edges: Its passage over each edge between needed stages, by (source, target).
+        edges: Its passage over each edge between needed stages: (target, edge) by source.
         text_kind: How the caller wants text (deltas, cumulative, at the end).
         open_stages: Stages that have not ended (or been skipped).
     """
@@ -39,7 +40,7 @@ class RequestState:
     modalities: frozenset[str]
     voice: str | None
     arrival: float
-    edges: dict[tuple[str, str], EdgeState]
+    edges: dict[str, list[tuple[str, EdgeState]]]
     text_kind: RequestOutputKind
     open_stages: set[str] = field(default_factory=set)
     times: dict[str, _StageTimes] = field(default_factory=dict)
@@ -50,16 +51,7 @@ class RequestState:
 
     def feeds_others(self, stage: str) -> bool:
         """Whether another stage of this request takes this stage's output."""
-        return any(source == stage for source, _ in self.edges)
-
-    def edges_from(self, outgoing: tuple[Edge, ...]) -> list[tuple[str, EdgeState]]:
-        """(target, state) of the edges of `outgoing` that this request uses."""
-        used = []
-        for edge in outgoing:
-            state = self.edges.get((edge.source, edge.target))
-            if state is not None:
-                used.append((edge.target, state))
-        return used
+        return stage in self.edges
 
     def reserve(self, stage: str) -> None:
         """Note that the request is about to enter a stage: further input for it is an update."""
@@ -91,9 +83,12 @@ class RequestState:
             self._text = delta
         else:
             self._text.add(delta, aggregate=True)
-        if self.text_kind == RequestOutputKind.FINAL_ONLY and not delta.finished:
-            return None
-        return self._text
+        if self.text_kind == RequestOutputKind.FINAL_ONLY:
+            return self._text if delta.finished else None
+        # The caller keeps what it gets; the next delta must not change it.
+        made = copy(self._text)
+        made.outputs = [copy(completion) for completion in made.outputs]
+        return made
 
     def metrics(self) -> tuple[StageMetrics, ...]:
         """Per-stage timing relative to the request's arrival, in visiting order."""

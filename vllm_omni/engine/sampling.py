@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 
 from vllm_omni.errors import OmniClientError
 
@@ -57,7 +58,7 @@ def merge_request(
     values = {name: getattr(base, name) for name in _REQUEST_FIELDS}
     try:
         return SamplingParams(**{**values, **override})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, VLLMClientError) as error:
         raise OmniClientError(str(error), param=field) from error
 
 
