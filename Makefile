@@ -30,7 +30,7 @@ test: lint ## lint, then the test suite (ARGS="-k name" to choose)
 lint: install-dev ## ruff, formatting, and which package may import which
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "run: make format"; exit 1; }
-	@$(BIN)/lint-imports --quiet || $(BIN)/lint-imports
+	@$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports
 
 format: install-dev ## rewrite the sources as lint wants them
 	@$(BIN)/ruff check --fix --quiet $(SOURCES) || true

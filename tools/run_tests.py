@@ -2,8 +2,8 @@
 """Run the test suite in a few pytest processes, two at a time.
 
 Groups are apart because they cannot share a process: engines are forked from a pytest process that
-runs none itself, while `tests/models` runs vLLM engines inside of its own. Two at a time because the
-suite mostly waits for engines to start, and its machine has two cores.
+runs none itself, while `tests/models` runs vLLM engines inside of its own. Two at a time because
+the suite mostly waits for engines to start, and its machine has two cores.
 """
 
 import subprocess

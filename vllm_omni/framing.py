@@ -143,6 +143,11 @@ class Windower:
         """Frames that some window has contributed so far."""
         self._chunks = 0
         self._ended = False
+        self._next_stop = self._stop_of_next()
+
+    def _stop_of_next(self) -> int:
+        """Frames that must be there for the next window, unless the stream ends."""
+        return self.emitted + self.policy.chunk(self._chunks) + self.policy.holdback
 
     def push(self, n_new: int, final: bool = False) -> list[Window]:
         """Take `n_new` more frames and return the windows that can now be decoded, in order.
@@ -156,14 +161,15 @@ class Windower:
             raise ValueError(f"a negative number of frames was pushed: {n_new}")
         self.received += n_new
         self._ended = final
-        windows = []
+        windows: list[Window] = []
+        if self.received < self._next_stop and not final:
+            return windows
         while self.emitted < self.received:
-            chunk = self.policy.chunk(self._chunks)
-            stop = self.emitted + chunk + self.policy.holdback
+            stop = self._next_stop
             last = final and stop >= self.received
             if stop > self.received and not last:
                 break
-            emit_to = self.received if last else self.emitted + chunk
+            emit_to = self.received if last else stop - self.policy.holdback
             windows.append(
                 Window(
                     start=max(0, self.emitted - self.policy.context),
@@ -175,6 +181,7 @@ class Windower:
             )
             self.emitted = emit_to
             self._chunks += 1
+            self._next_stop = self._stop_of_next()
         return windows
 
 

@@ -80,8 +80,8 @@ def engine_config(
             args["distributed_executor_backend"] = UniProcExecutor
     elif stage.emits or stage.row_driven:
         raise OmniConfigError(
-            f"stage {stage.stage!r}: stages that exchange rows run on CPU only so far; vLLM's Model "
-            "Runner V2, which it uses on this platform, is not wired up yet"
+            f"stage {stage.stage!r}: stages that exchange rows run on CPU only so far: vLLM's "
+            "Model Runner V2, which it uses on this platform, is not wired up yet"
         )
     return AsyncEngineArgs(**args).create_engine_config()
 

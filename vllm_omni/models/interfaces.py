@@ -3,8 +3,9 @@
 
 A row-driven model (a talker) is fed by two things that are summed at each position: the *row part*,
 made from rows of an upstream stage, and the *frame part*, made from the codec frame that the model
-itself produced at the previous step. The engine keeps both per request, batches the calls, and knows
-nothing about the model; the model keeps no per-request state and knows nothing about requests.
+itself produced at the previous step. The engine keeps both per request, batches the calls, and
+knows nothing about the model; the model keeps no per-request state and knows nothing about
+requests.
 """
 
 from abc import abstractmethod

@@ -73,18 +73,19 @@ class RowLedger:
     def add(self, spans: Sequence[RowSpan]) -> None:
         """Take in spans, in the order of their emission."""
         for span in spans:
-            if span.start > self.stop:
+            start, stop = span.start, span.start + span.count
+            if start > self.stop:
                 raise OmniGenerateError(
-                    f"rows [{self.stop}, {span.start}) of the upstream stage never arrived"
+                    f"rows [{self.stop}, {start}) of the upstream stage never arrived"
                 )
-            if span.stop > self.stop:
-                self._spans.append((span, self.stop - span.start))
-                self.stop = span.stop
+            if stop > self.stop:
+                self._spans.append((span, self.stop - start))
+                self.stop = stop
 
     def ready(self, limit: int, partial: bool = False) -> int:
         """Position after the last row that `take` with the same arguments would hand out."""
-        if partial:
-            return min(self.stop, limit)
+        if partial or self.stop <= limit:
+            return min(self.stop, limit) if self._spans or partial else self._taken
         return max((s.stop for s, _ in self._spans if s.stop <= limit), default=self._taken)
 
     def take(self, limit: int, partial: bool = False) -> Batch:
