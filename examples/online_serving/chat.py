@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text, pictures in, sound out, and streamed sound with OpenAI's client.
+"""Text and a picture in; text and sound out, whole and streamed, with OpenAI's client.
 
 python chat.py --url http://localhost:8000/v1 --image photo.jpg
 """
@@ -28,8 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://localhost:8000/v1")
     parser.add_argument("--voice", help="default: the model's own")
-    parser.add_argument("--image", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--image", type=Path, help="picture to ask about")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for the sound files")
     args = parser.parse_args()
     client = OpenAI(base_url=args.url, api_key="none")
     request: dict[str, Any] = {

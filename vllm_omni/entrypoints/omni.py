@@ -42,9 +42,12 @@ class Omni:
         StageStartError: A stage did not come up.
 
     Example:
-        >>> omni = Omni(model="Qwen/Qwen3-Omni-30B-A3B-Instruct")
-        >>> for output in omni.generate("Hello!", output_modalities=["text", "audio"]):
-        ...     print(output.final_output_type)
+        >>> prompt = "<|im_start|>user\\nHello!<|im_end|>\\n<|im_start|>assistant\\n"
+        >>> with Omni(model="Qwen/Qwen3-Omni-30B-A3B-Instruct") as omni:
+        ...     for output in omni.generate(prompt, output_modalities=["text", "audio"]):
+        ...         print(output.final_output_type)
+
+        In a script, under ``if __name__ == "__main__":``, for stages are processes that import it.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class Omni:
         """Run prompts to their end, batched.
 
         Args:
-            prompts: One prompt or a list of them, as vLLM's `LLM.generate` takes.
+            prompts: One prompt or a list of them, as vLLM's `LLM.generate` takes; for sound, in
+                the model's chat format.
             sampling_params: For the entry stage, or a list with one entry per stage.
             output_modalities: What to make; everything that the pipeline can, if None.
             voice: A speaker of the checkpoint.
