@@ -272,23 +272,6 @@ async def test_requests_on_their_way_to_a_dying_replica_fail() -> None:
         await it.assert_empty()
 
 
-async def test_a_submit_that_finds_the_replica_evicted_fails() -> None:
-    """It was bound before anybody knew, and nobody else knows of it."""
-    async with house(think=2) as it:
-        it.submit("a")
-        await it.settle()
-        dying = it.at("think", "a")
-        dying.dies_in = "submit"
-        it.replicas["think"][1].running = dict.fromkeys("xyz")
-        await it.pools["think"].evict_replica(0)
-        it.pools["think"]._bound["b"] = 0
-        await it.orchestrator._replica_died("think", 0, EngineDeadError("late"))
-        it.replicas["think"][1].running.clear()
-        assert isinstance(await it.failure("a"), EngineDeadError)
-        it.pools["think"].unbind("b")
-        await it.assert_empty()
-
-
 async def test_text_is_served_without_a_talker() -> None:
     async with house() as it:
         it.submit("a")
@@ -305,6 +288,22 @@ async def test_text_is_served_without_a_talker() -> None:
         message = (await it.outcome("c"))[-1]
         assert message.error == "Stage-1 has no live replica"
         assert isinstance(message.to_exception(), StageUnavailableError)
+        await it.assert_empty()
+
+
+async def test_requests_about_to_enter_a_stage_fail_with_its_last_replica() -> None:
+    async with house() as it:
+        it.submit("a")
+        it.submit("b")
+        await it.settle()
+        gate = it.replica("talk").gate = asyncio.Event()
+        it.replica("think").step(tokens("a", 1), tokens("b", 1))
+        await it.settle()
+        it.replica("talk").dies_in = "outputs"
+        it.replica("talk").step()
+        for request_id in ("a", "b"):
+            assert isinstance(await it.failure(request_id), EngineDeadError)
+        gate.set()
         await it.assert_empty()
 
 
@@ -341,9 +340,7 @@ async def test_abort_while_the_prompt_is_processed() -> None:
         await it.settle()
         assert it.replica("think").aborted == ["r"]
         gate.set()
-        await it.settle()
-        assert it.orchestrator._states == {}
-        assert it.pools["think"]._bound == {}
+        await it.assert_empty()
 
 
 async def test_abort_between_stages() -> None:
@@ -358,9 +355,7 @@ async def test_abort_between_stages() -> None:
         await it.settle()
         assert it.replica("think").aborted == it.replica("talk").aborted == ["r"]
         gate.set()
-        await it.settle()
-        assert it.orchestrator._states == {}
-        assert it.pools["talk"]._bound == {}
+        await it.assert_empty()
 
 
 @pytest.mark.parametrize("ended", ["think", "talk"])

@@ -193,14 +193,15 @@ class Orchestrator:
                 emit=state.feeds_others(stage),
                 **kwargs,
             )
+            if request_id not in self._states:
+                # Its abort may have come before the replica knew of it.
+                await pool.replica(replica_id).abort([request_id])
         except StageUnavailableError:
             self._finish_with([self._no_replica(request_id, pool)])
         except EngineDeadError as error:
             await self._replica_died(stage, replica_id, error)
         except Exception as error:  # Any other failure to start belongs to this request alone.
             self._fail_with(request_id, error, pool.stage_id)
-        if request_id not in self._states:
-            await pool.abort([request_id])
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
