@@ -98,9 +98,10 @@ def main() -> None:
         length = write_wav(sound, path)
         print(f"sound: {path}, {length:.2f} s long, asked and answered in {took:.2f} s")
         for stage in metrics.get("stages", ()):
+            made = f"{stage['tokens']} tokens" if stage["tokens"] else f"{stage['outputs']} pieces"
             print(
-                f"stage {stage['stage']}: {stage['tokens']} tokens, first output after "
-                f"{stage['first_output_s']:.3f} s, ended after {stage['finished_s']:.3f} s"
+                f"stage {stage['stage']}: {made}, first after {stage['first_output_s']:.3f} s, "
+                f"ended after {stage['finished_s']:.3f} s"
             )
     finally:
         code = server.stop()

@@ -63,6 +63,7 @@ From low to high:
 
 1. the pipeline's defaults, and those of the platform;
 2. the deploy file: keys at the top level, then `stages`, then `platforms`, then `stage_overrides`;
+   a file wins over its `base_config`, whatever that says about the platform;
 3. flags;
 4. `--stage-overrides`.
 

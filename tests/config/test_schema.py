@@ -2,6 +2,7 @@
 """Every mistake in a deploy file is one error that names place, key, value and the right key."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,13 @@ def test_packaged_files_are_valid(name: str) -> None:
 def test_as_mapping_round_trips() -> None:
     raw = load_deploy("qwen3_omni_moe").config.as_mapping()
     assert DeployConfig.parse(raw, "x").as_mapping() == raw
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_a_file_wins_over_its_base_on_every_platform(tmp_path: Path, as_mapping: bool) -> None:
+    raw = {"base_config": "qwen3_omni_moe.yaml", "stages": [{"stage_id": 1, "max_num_seqs": 4}]}
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps(raw))  # YAML includes JSON
+    stage = load_deploy(raw if as_mapping else path, "cpu").config.as_mapping()["stages"][1]
+    assert stage["max_num_seqs"] == 4
+    assert stage["devices"] == "cpu", "the base's overlay still applies"

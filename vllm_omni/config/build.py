@@ -19,7 +19,6 @@ from vllm_omni.config.devices import Host
 from vllm_omni.config.flags import Flags, parse_flags
 from vllm_omni.config.load import (
     LoadedDeploy,
-    for_platform,
     load_deploy,
     packaged_deploys,
     parse_json,
@@ -81,7 +80,7 @@ def build_plan(
     """
     host = host or Host.current()
     flags = parse_flags(cli or {}, flag_style)
-    loaded = load_deploy(deploy_config)
+    loaded = load_deploy(deploy_config, host.platform)
     hf_config = load_hf_config(
         model,
         trust_remote_code=_early(flags, loaded.config, "trust_remote_code") or False,
@@ -90,8 +89,7 @@ def build_plan(
     resolve = resolve or resolve_obj_by_qualname(RESOLVER)
     pipeline = resolve(model, loaded.config, hf_config=hf_config)
     if deploy_config is None and pipeline.name in packaged_deploys():
-        loaded = load_deploy(pipeline.name)
-    loaded = for_platform(loaded, host.platform)
+        loaded = load_deploy(pipeline.name, host.platform)
     _warn_idle(loaded, flags)
     inputs = _stage_inputs(
         model, pipeline, hf_config, host, loaded, flags, stage_overrides, default_sampling_params

@@ -72,46 +72,66 @@ def find_deploy(name: str | Path) -> Path:
     )
 
 
-def load_deploy(source: str | Path | Mapping[str, Any] | DeployConfig | None) -> LoadedDeploy:
-    """A deploy config from a file, a packaged file's name, a mapping or an object."""
+def load_deploy(
+    source: str | Path | Mapping[str, Any] | DeployConfig | None, platform: str | None = None
+) -> LoadedDeploy:
+    """A deploy config from a file, a packaged file's name, a mapping or an object.
+
+    Args:
+        source: What to load; a mapping may have a `base_config` too.
+        platform: Apply each file's overlay of this platform to that file, so that a file wins over
+            its base whatever the base says about the platform. None keeps all overlays.
+    """
     if source is None:
         return LoadedDeploy(DeployConfig(), "deploy config")
     if isinstance(source, DeployConfig):
-        return LoadedDeploy(source, "deploy config")
+        source = source.as_mapping()
     if isinstance(source, Mapping):
-        return LoadedDeploy(DeployConfig.parse(source, "deploy config"), "deploy config")
+        raw = _with_bases(dict(source), "deploy config", Path.cwd(), (), platform)
+        return LoadedDeploy(DeployConfig.parse(raw, "deploy config"), "deploy config")
     path = find_deploy(source)
-    return LoadedDeploy(DeployConfig.parse(_read_with_bases(path, ()), str(path)), str(path))
+    raw = _read_with_bases(path, (), platform)
+    return LoadedDeploy(DeployConfig.parse(raw, str(path)), str(path))
 
 
-def for_platform(loaded: LoadedDeploy, platform: str) -> LoadedDeploy:
-    """The config with the overlay of `platform` applied and all overlays gone."""
-    raw = loaded.config.as_mapping()
+def _flattened(raw: Mapping[str, Any], platform: str | None) -> dict[str, Any]:
+    """A mapping with the overlay of `platform` applied and all overlays gone."""
+    if platform is None:
+        return dict(raw)
+    raw = dict(raw)
     overlay = (raw.pop("platforms", None) or {}).get(platform) or {}
-    return LoadedDeploy(
-        DeployConfig.parse(merge_deploy(raw, overlay), loaded.source), loaded.source
-    )
+    return merge_deploy(raw, overlay)
 
 
-def _read_with_bases(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_bases(path: Path, chain: tuple[Path, ...], platform: str | None) -> dict[str, Any]:
     path = path.resolve()
     if path in chain:
         names = " -> ".join(p.name for p in (*chain, path))
         raise OmniConfigError(f"{path}: base_config: files build on each other: {names}")
-    raw = _read_yaml(path)
-    DeployConfig.parse(raw, str(path))
+    return _with_bases(_read_yaml(path), str(path), path.parent, (*chain, path), platform)
+
+
+def _with_bases(
+    raw: dict[str, Any],
+    where: str,
+    folder: Path,
+    chain: tuple[Path, ...],
+    platform: str | None,
+) -> dict[str, Any]:
+    DeployConfig.parse(raw, where)
     base = raw.pop("base_config", None)
+    own = _flattened(raw, platform)
     if base is None:
-        return raw
-    base_path = path.parent / base
+        return own
+    base_path = folder / base
     if not base_path.is_file():
         base_path = packaged_deploys().get(base.removesuffix(".yaml"), base_path)
     if not base_path.is_file():
         raise OmniConfigError(
-            f"{path}: base_config = {base!r}: there is neither a file {base_path} nor a packaged "
+            f"{where}: base_config = {base!r}: there is neither a file {base_path} nor a packaged "
             f"one of that name ({', '.join(packaged_deploys())})"
         )
-    return merge_deploy(_read_with_bases(base_path, (*chain, path)), raw)
+    return merge_deploy(_read_with_bases(base_path, chain, platform), own)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

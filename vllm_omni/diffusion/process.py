@@ -105,7 +105,9 @@ class WorkerProcess:
         except EOFError:
             self._process.join()
             raise RuntimeError(
-                f"stage {stage!r}: its process ended at start, exit code {self.exit_code}"
+                f"stage {stage!r}: its process ended at start, exit code {self.exit_code}. It "
+                "imports the main script, so a script that starts a pipeline does so under "
+                '`if __name__ == "__main__":`'
             ) from None
         if started.error is not None:
             kind = OmniConfigError if started.misconfigured else RuntimeError

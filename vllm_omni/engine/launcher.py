@@ -68,6 +68,12 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         StageStartError: A stage did not come up, or all of them took too long.
     """
     deadline = time.monotonic() + plan.init_timeout
+    logger.info(
+        "Pipeline %s from %s, async_chunk %s",
+        plan.pipeline.name,
+        plan.deploy_source,
+        plan.async_chunk,
+    )
     prepare_platform()
     prepare_diffusion()
     sweep_stale()
@@ -104,7 +110,14 @@ def _launch(
     Raises:
         StageStartError: It did not come up.
     """
-    logger.info("Starting stage %s replica %d", stage.name, replica_id)
+    logger.info(
+        "Starting stage %s replica %d of %d on %s (%s)",
+        stage.name,
+        replica_id,
+        stage.num_replicas,
+        ",".join(stage.devices[replica_id]),
+        ", ".join(f"{key}={value}" for key, value in sorted(stage.engine_args.items())),
+    )
     try:
         with _environment(_stage_env(plan, stage, replica_id)):
             if stage.diffusion is not None:

@@ -38,7 +38,12 @@ from vllm_omni.engine.messages import (
 )
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.engine.stage_pool import StagePool
-from vllm_omni.errors import OmniGenerateError, StageUnavailableError, client_error_metadata
+from vllm_omni.errors import (
+    OmniClientError,
+    OmniGenerateError,
+    StageUnavailableError,
+    client_error_metadata,
+)
 from vllm_omni.inputs import StageInput
 from vllm_omni.metrics.pipeline import PipelineMetrics
 from vllm_omni.outputs import ProgramOutput, StageOutput
@@ -114,7 +119,8 @@ class Orchestrator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for pool in self._pools.values():
-            await asyncio.to_thread(pool.shutdown, timeout)
+            # Not in a thread: at interpreter exit there are no threads to be had.
+            pool.shutdown(timeout)
             logger.info("[StagePool] Stage %d shut down", pool.stage_id)
         self._connector.close()
 
@@ -256,7 +262,8 @@ class Orchestrator:
                 self._emit(stage, state, output, messages)
                 self._feed(stage, state, output, starts, updates)
             except Exception as error:  # An edge's fault must not reach the other requests.
-                logger.exception("Request %s failed after stage %s", output.request_id, stage)
+                if not isinstance(error, OmniClientError):
+                    logger.exception("Request %s failed after stage %s", output.request_id, stage)
                 messages.append(self._failure(output.request_id, error, self._stage_id(stage)))
                 self._drop(messages[-1])
                 continue

@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import time
 import uuid
+import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class AsyncOmni(EngineClient):
 
     def __init__(self, launched: LaunchedPipeline) -> None:
         self._launched = launched
+        # A script that ends without `shutdown` ends its stages too, before vLLM's exit handlers.
+        weakref.finalize(self, launched.shutdown)
         self._engine = launched.engine
         self._requests = RequestFactory(launched.plan)
         # A caller's request id may come again, and then nothing that a stage still says about the

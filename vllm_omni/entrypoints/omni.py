@@ -3,6 +3,7 @@
 
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +77,8 @@ class Omni:
             flag_style="{name}",
         )
         self._launched = launch_pipeline(plan)
+        # A script that ends without `close` ends its stages too, before vLLM's own exit handlers.
+        weakref.finalize(self, self._launched.shutdown)
         self._engine = self._launched.engine
         self._requests = RequestFactory(plan)
         self.pipeline = plan.pipeline
@@ -153,8 +156,13 @@ class Omni:
             finally:
                 if waiting:
                     self._engine.send(Abort(tuple(waiting)))
+        order = self.pipeline.output_modalities
         return {
-            request_id: [OmniRequestOutput.join(parts) for parts in by_modality.values()]
+            request_id: [
+                OmniRequestOutput.join(by_modality[modality])
+                for modality in order
+                if modality in by_modality
+            ]
             for request_id, by_modality in outputs.items()
         }
 

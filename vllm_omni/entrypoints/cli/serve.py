@@ -69,6 +69,7 @@ class OmniServeSubcommand(ServeSubcommand):
         parser = super().subparser_init(subparsers)
         parser.usage = "vllm serve [model_tag] --omni [options]"
         parser.description = "Serve a multi-stage, multi-modal pipeline over HTTP."
+        parser.epilog = "Sections: vllm serve --omni --help=all, =listgroup, =GROUP, or =FLAG."
         add_omni_args(parser)
         group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
         group.add_argument(
