@@ -136,5 +136,6 @@ def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
             process.kill()
         log.seek(0)
         assert code == 0, log.read()[-4000:]
-    _, alive = psutil.wait_procs(children, timeout=10)
+    # The fork server looks for its parent's end once it has imported what it preloads.
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive

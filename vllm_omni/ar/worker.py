@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of an AR stage: vLLM's own, with our model runner."""
 
-import ctypes
 import os
+import select
 import signal
+import threading
+import time
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_omni.ar.model_runner import OmniCPUModelRunner
 
-_PR_SET_PDEATHSIG = 1
+ORPHAN_STOP_S = 3.0
+"""What an orphan gets to leave nothing behind before it is killed."""
 
 
 class OmniCPUWorker(CPUWorker):
@@ -33,14 +36,21 @@ class OmniCPUWorker(CPUWorker):
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone, SIGKILL included.
+    """End this process when the one that started it is gone, SIGKILL included.
 
-    vLLM asks for no such thing, and an orphaned engine core keeps its memory for good.
+    vLLM does no such thing, and an orphaned engine core keeps its memory for good. A thread waits
+    for the parent's end: the kernel's own parent-death signal would already come when the *thread*
+    that started this process ends.
     """
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    parent = os.pidfd_open(os.getppid())
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_STOP_S)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
 def _close_lone_groups() -> None:
