@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni.connectors.base import make_key
-from vllm_omni.connectors.segments import sweep, sweep_stale
+from vllm_omni.connectors.segments import raze, sweep, sweep_stale
 from vllm_omni.connectors.shm import SharedMemoryConnector, SharedMemoryOptions
 from vllm_omni.handles import TensorHandle
 
@@ -413,3 +413,11 @@ def test_a_full_medium_leaves_nothing_behind(small_tmpfs: Path) -> None:
     assert connector.health()["full"] == 2
     connector.close()
     assert list(small_tmpfs.iterdir()) == []
+
+
+def test_raze_removes_what_an_orphan_still_holds(tmp_path: Path) -> None:
+    connector = SharedMemoryConnector("1-aa", SharedMemoryOptions(directory=str(tmp_path)))
+    connector.put("a", "b", make_key("r", "x.0"), {"t": torch.ones(4)})
+    assert raze("1-aa", tmp_path) == 2
+    assert list(tmp_path.iterdir()) == []
+    connector.close()

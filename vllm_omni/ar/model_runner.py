@@ -60,6 +60,10 @@ class OmniCPUModelRunner(CPUModelRunner):
                 self.dtype,
             )
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._connector.close()
+
     # Request states.
 
     def _update_states(self, scheduler_output: "SchedulerOutput") -> Any:

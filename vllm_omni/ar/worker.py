@@ -13,6 +13,8 @@ from vllm.distributed import parallel_state
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_omni.ar.model_runner import OmniCPUModelRunner
+from vllm_omni.ar.stage_config import ArStageConfig
+from vllm_omni.connectors.segments import raze
 
 ORPHAN_STOP_S = 3.0
 """What an orphan gets to leave nothing behind before it is killed."""
@@ -22,7 +24,7 @@ class OmniCPUWorker(CPUWorker):
     """CPU worker. vLLM's `init_device` names its runner class, so ours replaces what it made."""
 
     def init_device(self) -> None:
-        _end_with_parent()
+        _end_with_parent(ArStageConfig.of(self.vllm_config).deployment_id)
         # The engine core was forked from a process that keeps torch to one thread.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         super().init_device()
@@ -35,7 +37,7 @@ class OmniCPUWorker(CPUWorker):
         return times
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(deployment_id: str) -> None:
     """End this process when the one that started it is gone, SIGKILL included.
 
     vLLM does no such thing, and an orphaned engine core keeps its memory for good. A thread waits
@@ -46,8 +48,10 @@ def _end_with_parent() -> None:
 
     def wait() -> None:
         select.select([parent], [], [])
+        raze(deployment_id)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_STOP_S)
+        raze(deployment_id)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()

@@ -79,6 +79,15 @@ def sweep(deployment_id: str, directory: Path = DEFAULT_DIRECTORY) -> int:
     return removed
 
 
+def raze(deployment_id: str, directory: Path = DEFAULT_DIRECTORY) -> int:
+    """Remove all that a deployment has, its lock included, though orphans of it may still live.
+
+    For an orphan about to be killed: what its server left is nobody's. Returns how many.
+    """
+    names = [name for name, owner in _segments(directory) if owner == deployment_id]
+    return remove(directory, [*names, _lock_path(directory, deployment_id).name])
+
+
 def sweep_stale(directory: Path = DEFAULT_DIRECTORY) -> int:
     """Remove the segments of every deployment that has no live process. Returns how many.
 
