@@ -7,11 +7,12 @@ out. Each carries one opaque msgpack value under `OMNI_KEY`; this module is the 
 what is inside.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from vllm import SamplingParams
 
+from vllm_omni.errors import OmniClientError
 from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import RowInput
 
@@ -60,24 +61,29 @@ def frame_sampling(params: SamplingParams) -> FrameSampling:
     """
     if params.temperature == 0:
         return FrameSampling(seed=params.seed)
-    wanted = (params.extra_args or {}).get("subtalker_sampling_params", {})
+    wanted = (params.extra_args or {}).get("subtalker_sampling_params") or {}
     known = {"temperature", "top_k", "top_p", "seed"}
-    return msgspec.convert(
-        {"seed": params.seed, **{k: v for k, v in wanted.items() if k in known}},
-        _FrameSamplingFields,
-    ).frozen()
+    try:
+        given = {key: value for key, value in dict(wanted).items() if key in known}
+        return msgspec.convert({"seed": params.seed, **given}, _FrameSamplingFields).frozen()
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise OmniClientError(
+            f"subtalker_sampling_params: {error}",
+            param="sampling_params_list.extra_args.subtalker_sampling_params",
+        ) from error
 
 
 class _FrameSamplingFields(msgspec.Struct):
     """`FrameSampling` by field name, with the defaults of a sampled frame."""
 
-    temperature: float = 1.0
-    top_k: int = 50
-    top_p: float = 0.8
-    seed: int | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 50
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
     def frozen(self) -> FrameSampling:
-        return FrameSampling(self.temperature, self.top_k, self.top_p, self.seed)
+        """As it travels; -1 is vLLM's spelling of all."""
+        return FrameSampling(self.temperature, max(0, self.top_k), self.top_p, self.seed)
 
 
 _request_decoder = msgspec.msgpack.Decoder(StageRequest)
@@ -94,7 +100,8 @@ def attach_request(params: SamplingParams, request: StageRequest) -> None:
 def read_request(params: SamplingParams | None) -> StageRequest | None:
     """The request that `attach_request` put there, if any."""
     raw = (params.extra_args or {}).get(OMNI_KEY) if params is not None else None
-    return None if raw is None else _request_decoder.decode(raw)
+    # A client can set extra arguments too, but JSON has no bytes: what is none is not ours.
+    return _request_decoder.decode(raw) if isinstance(raw, bytes) else None
 
 
 def updates_params(updates: list[RowUpdate]) -> SamplingParams:

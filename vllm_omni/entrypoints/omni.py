@@ -138,11 +138,15 @@ class Omni:
     def _collect(self, ids: list[str], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:
         outputs: dict[str, dict[str, list[OmniRequestOutput]]] = {i: {} for i in ids}
         waiting = set(ids)
+        if not waiting:
+            return {}
         with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as progress:
             try:
                 for message in self._messages():
                     if isinstance(message, ErrorMessage):
-                        raise message.to_exception()
+                        if message.request_id in waiting or message.request_id is None:
+                            raise message.to_exception()
+                        continue
                     if not isinstance(message, Emit) or message.request_id not in waiting:
                         continue
                     output = message.output

@@ -50,6 +50,12 @@ class RequestFactory:
         entry = params[self._entry_id]
         if modalities != {"text"} and isinstance(entry, SamplingParams) and entry.n > 1:
             raise OmniClientError("n > 1 is for text only: ask for one at a time", param="n")
+        for stage_id, other in enumerate(params):
+            if stage_id != self._entry_id and other is not None and other.n != 1:
+                raise OmniClientError(
+                    "only the first stage can give more than one completion",
+                    param=f"sampling_params_list.{stage_id}.n",
+                )
         return Submit(
             request_id=request_id,
             prompt=prompt,

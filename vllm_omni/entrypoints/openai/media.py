@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import numpy as np
 import pybase64
 from vllm import envs
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
@@ -32,6 +33,7 @@ from vllm_omni.entrypoints.openai.public_http import public_http_connection
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.decode import check_audio, check_image, check_video
 from vllm_omni.media.limits import DEFAULT_LIMITS, MediaLimits
+from vllm_omni.media.resample import resample
 
 CONNECTOR_NAME = "vllm_omni"
 
@@ -91,6 +93,10 @@ class OmniMediaConnector(MediaConnector):
             raise _invalid(kind, str(error)) from error
 
 
+SOUND_RATE = 16_000
+"""Hz; what the feature extractors of the served families take."""
+
+
 class CheckedIO(MediaIO[_T]):
     """A `MediaIO` behind checks of the encoded bytes, whose every failure blames the client.
 
@@ -112,7 +118,8 @@ class CheckedIO(MediaIO[_T]):
             raise _invalid(self.kind, "it is empty")
         if self.kind in _CHECKS:
             _CHECKS[self.kind](data, media_limits(), param="messages")
-        return self._decode(self.inner.load_bytes, data)
+        decoded = self._decode(self.inner.load_bytes, data)
+        return _sane_sound(*decoded) if self.kind == "audio" else decoded
 
     def load_base64(self, media_type: str, data: str) -> _T:
         """Check and decode the payload of a data URL."""
@@ -131,6 +138,18 @@ class CheckedIO(MediaIO[_T]):
             raise
         except Exception as error:  # the decoders' errors have no common base
             raise _invalid(self.kind, str(error) or type(error).__name__) from error
+
+
+def _sane_sound(samples: Any, rate: float) -> Any:
+    """Finite samples in [-1, 1] at the rate that the thinkers hear.
+
+    A sound with NaN in it would reach other requests through the KV cache; and vLLM resamples with
+    torchaudio, which a CPU installation does not have.
+    """
+    samples = np.clip(np.nan_to_num(np.asarray(samples, dtype=np.float32)), -1.0, 1.0)
+    if rate != SOUND_RATE and samples.ndim == 1:
+        return resample(samples, int(rate), SOUND_RATE), SOUND_RATE
+    return samples, rate
 
 
 def media_limits() -> MediaLimits:
