@@ -37,8 +37,15 @@ def test_a_client_cannot_speak_to_the_engine_core(server: LiveServer, value: Any
 
 @pytest.mark.parametrize(
     ("frames", "status"),
-    [({"top_k": -1}, 200), ({"top_k": -7}, 400), ({"top_k": 2**64 - 1}, 400), ("x", 400)]
-    + [({"temperature": -1}, 400), ({"top_p": 0}, 400), ({"temperature": "hot"}, 400)],
+    [
+        ({"top_k": -1}, 200),
+        ({"top_k": -7}, 400),
+        ({"top_k": 2**64 - 1}, 400),
+        ({"temperature": -1}, 400),
+        ({"temperature": "hot"}, 400),
+        ({"top_p": 0}, 400),
+        ("x", 400),
+    ],
 )
 def test_sampling_inside_of_a_frame_is_checked(
     server: LiveServer, frames: Any, status: int
