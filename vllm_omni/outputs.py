@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes out of a stage, and what a caller gets."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -179,4 +179,3 @@ class StageInfo:
     replicas: int
     live_replicas: int
     final_output: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -80,8 +79,8 @@ class _Inflow:
         self.unsent.append(rows)
 
 
-class _OmniScheduling:
-    """Mixin over vLLM's `Scheduler` and `AsyncScheduler`; see the module's docstring."""
+class OmniScheduler(Scheduler):
+    """vLLM's scheduler with rows and the gate; see the module's docstring."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +139,8 @@ class _OmniScheduling:
         if not held:
             return self._with_updates(super().schedule(*args, **kwargs))
         # A held request still occupies its slot: the step may start no more requests than before.
-        self.running = [request for request in self.running if not self._starved(request)]
+        held_ids = {request.request_id for request in held}
+        self.running = [each for each in self.running if each.request_id not in held_ids]
         self.max_num_running_reqs -= len(held)
         self.max_num_active_reqs -= len(held)
         try:
@@ -201,11 +201,3 @@ class _OmniScheduling:
     def shutdown(self) -> None:
         super().shutdown()
         self._connector.close()
-
-
-class OmniScheduler(_OmniScheduling, Scheduler):
-    """Synchronous scheduling (CPU)."""
-
-
-class OmniAsyncScheduler(_OmniScheduling, AsyncScheduler):
-    """Asynchronous scheduling (CUDA)."""
