@@ -13,16 +13,20 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from vllm_omni import AsyncOmni
-from vllm_omni.ar.launch import prepare_platform
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.config.build import build_plan
 from vllm_omni.config.pipeline import EdgeContext, EdgeState
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep
-from vllm_omni.diffusion.process import prepare as prepare_diffusion
 from vllm_omni.engine.engine import OmniEngine
-from vllm_omni.engine.launcher import LaunchedPipeline, _client_connector, _launch, _topology
+from vllm_omni.engine.launcher import (
+    LaunchedPipeline,
+    _client_connector,
+    _topology,
+    prepare,
+    stage_launches,
+)
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.entrypoints.requests import RequestFactory
 from vllm_omni.inputs import StageInput
@@ -64,10 +68,13 @@ class Stages:
     def start(cls, model: Path, **plan_options: Any) -> "Stages":
         """Start every stage, before any event loop or thread of this process runs."""
         plan = build_plan(str(model), **plan_options)
-        prepare_platform()
-        prepare_diffusion()
+        prepare(plan)
         deployment_id = new_deployment_id()
-        replicas = {stage.name: _launch(plan, stage, 0, deployment_id) for stage in plan.stages}
+        starting = {
+            stage.name: stage_launches(plan, stage, deployment_id)[0].begin()
+            for stage in plan.stages
+        }
+        replicas = {name: each.ready() for name, each in starting.items()}
         return cls(plan, replicas, deployment_id)
 
     def connector(self) -> Any:

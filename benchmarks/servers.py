@@ -145,24 +145,17 @@ def served(model: Path, *flags: str) -> Iterator[Server]:
 def engine_of(process: psutil.Process) -> str | None:
     """What kind of engine a process runs; None for the server itself and for helpers."""
     try:
-        title, parent = " ".join(process.cmdline()), process.ppid()
+        title = " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return None
     if "VLLM::EngineCore" in title:
         return "ar"
-    return "diffusion" if "forkserver" in title and _is_forked_server_child(parent) else None
+    return "diffusion" if "VLLM::OmniDiffusion" in title else None
 
 
 def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _is_forked_server_child(parent: int) -> bool:
-    """Children of multiprocessing's fork server have its command line; so has their parent."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return "forkserver" in " ".join(psutil.Process(parent).cmdline())
     return False
 
 

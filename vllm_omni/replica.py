@@ -7,7 +7,7 @@ event loop and drives one or more processes of its own.
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_omni.inputs import StageInput
 from vllm_omni.outputs import StageOutput
@@ -69,3 +69,20 @@ class StageReplica(ABC):
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:
         """End the processes. Idempotent; called from any thread."""
+
+
+class StartingReplica(Protocol):
+    """A replica that has been begun."""
+
+    def ready(self) -> StageReplica:
+        """Block until it serves; raises, and has ended what was begun, if it does not."""
+
+    def cancel(self) -> None:
+        """End what was begun. Idempotent, and harmless after the replica's own shutdown."""
+
+
+class ReplicaLaunch(Protocol):
+    """How to start a replica, as often as it has to be. Called from any thread."""
+
+    def begin(self) -> StartingReplica:
+        """Start it, without waiting for it."""

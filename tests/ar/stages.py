@@ -2,6 +2,7 @@
 """A thinker and a talker replica side by side, without an orchestrator between them."""
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,9 +15,9 @@ from vllm import SamplingParams
 
 from tests.parity.cases import Case
 from vllm_omni.ar.launch import (
+    ArLaunch,
     engine_config,
-    launch_replica,
-    preload_model_class,
+    preload,
     prepare_platform,
 )
 from vllm_omni.ar.replica import ArReplica
@@ -67,32 +68,34 @@ class Stages:
             "kv_cache_memory_bytes": 64 << 20,
         }
         deployment = new_deployment_id()
-        preload_model_class(self.pipeline.architectures[0])
-        self.thinker = launch_replica(
-            engine_config(
-                ArStageConfig(
-                    stage="thinker",
-                    emits=self._emits(),
-                    target="talker",
-                    deployment_id=deployment,
+        preload([self.pipeline.architectures[0]])
+        starting = [
+            ArLaunch.of(config, os.environ).begin()
+            for config in (
+                engine_config(
+                    ArStageConfig(
+                        stage="thinker",
+                        emits=self._emits(),
+                        target="talker",
+                        deployment_id=deployment,
+                    ),
+                    {**common, **thinker},
                 ),
-                {**common, **thinker},
-            )
-        )
-        self.talker = launch_replica(
-            engine_config(
-                ArStageConfig(
-                    stage="talker",
-                    emits=("codes",),
-                    row_driven=True,
-                    source="thinker",
-                    target="code2wav",
-                    deployment_id=deployment,
+                engine_config(
+                    ArStageConfig(
+                        stage="talker",
+                        emits=("codes",),
+                        row_driven=True,
+                        source="thinker",
+                        target="code2wav",
+                        deployment_id=deployment,
+                    ),
+                    {**common, **talker},
+                    talker_config,
                 ),
-                {**common, **talker},
-                talker_config,
             )
-        )
+        ]
+        self.thinker, self.talker = (each.ready() for each in starting)
         self._loop = asyncio.new_event_loop()
         self._queues: dict[tuple[str, str], asyncio.Queue[TokenOutput]] = {}
         self._polls = [

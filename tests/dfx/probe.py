@@ -11,6 +11,7 @@ from vllm.v1.engine.core import EngineCore
 
 from vllm_omni import AsyncOmni
 from vllm_omni.ar.replica import ArReplica
+from vllm_omni.fork_server import fork_server
 
 EXTENSION = "tests.dfx.probe.StageProbe"
 """Goes into a stage's `worker_extension_cls`."""
@@ -114,20 +115,13 @@ class Resources:
 
 
 def children() -> set[psutil.Process]:
-    """Processes below this one, but for multiprocessing's own servers, which stay."""
-    servers = ("forkserver", "resource_tracker")
+    """Processes below this one, but for those that fork and count for them, which stay."""
     return {
         process
         for process in psutil.Process().children(recursive=True)
-        if not any(server in " ".join(process.cmdline()) for server in servers)
-        or _is_stage(process)
+        if process.pid != fork_server().pid
+        and "resource_tracker" not in " ".join(process.cmdline())
     }
-
-
-def _is_stage(process: psutil.Process) -> bool:
-    """A stage's process is forked by the fork server, so it has the server's command line."""
-    parent = process.parent()
-    return parent is not None and "forkserver" in " ".join(parent.cmdline())
 
 
 def leftovers(omni: AsyncOmni) -> dict[str, list[str]]:

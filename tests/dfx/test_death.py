@@ -46,8 +46,8 @@ class Victim:
         if isinstance(replica, DiffusionReplica):
             return replica.pid
         assert isinstance(replica, ArReplica)
-        (process,) = replica.llm.engine_core.resources.engine_manager.processes
-        return process.pid
+        assert replica.llm.core is not None and replica.llm.core.pid is not None
+        return replica.llm.core.pid
 
     def replica_of(self, stage_id: int, request_id: str) -> int | None:
         inner = self.omni._inner_ids.get(request_id)

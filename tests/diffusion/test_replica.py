@@ -23,6 +23,7 @@ from vllm_omni.connectors.base import OmniConnector, make_key
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep
 from vllm_omni.diffusion.client import DiffusionReplica
+from vllm_omni.diffusion.launch import DiffusionLaunch
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniConfigError
@@ -58,7 +59,7 @@ def connector(deployment: str) -> Iterator[OmniConnector]:
 
 
 def launch(program: str, model: str, deployment: str, max_requests: int = 256) -> DiffusionReplica:
-    return DiffusionReplica.launch(
+    launch = DiffusionLaunch(
         program=program,
         settings=DiffusionStageConfig(model=model, device="cpu"),
         stage="code2wav",
@@ -67,6 +68,7 @@ def launch(program: str, model: str, deployment: str, max_requests: int = 256) -
         init_timeout=120,
         max_requests=max_requests,
     )
+    return launch.begin().ready()
 
 
 @pytest.fixture
@@ -294,13 +296,13 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path, deployment: str) -> 
             f"""
             import time
             from vllm_omni.config.plan import DiffusionStageConfig
-            from vllm_omni.diffusion.client import DiffusionReplica
+            from vllm_omni.diffusion.launch import DiffusionLaunch
             if __name__ == "__main__":
-                replica = DiffusionReplica.launch(
+                replica = DiffusionLaunch(
                     program="{PROBE}",
                     settings=DiffusionStageConfig(model="", device="cpu"),
                     stage="probe", source="", deployment_id="{deployment}", init_timeout=120,
-                )
+                ).begin().ready()
                 print(replica.pid, flush=True)
                 time.sleep(600)
             """

@@ -18,13 +18,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
+from vllm_omni.ar.host import STOP_S, HostedCore
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
 from vllm_omni.handles import RowSpan
-
-STOP_S = 3.0
-"""What an idle process gets to end by itself, where no other time was asked for."""
-KILL_S = 5.0
-"""How long a process may take to be gone once it has been killed."""
 
 Sink = Callable[[str, str, RequestOutput | Exception], None]
 """Takes an output of a request, by the pipeline's id and vLLM's internal one."""
@@ -80,10 +76,20 @@ class StageLLM(AsyncLLM):
 
     Args:
         discard: Frees rows of requests that are gone.
+        core: The engine core, ready; None to have vLLM start one.
     """
 
-    def __init__(self, *args: Any, discard: Callable[[RowSpan], None], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        *args: Any,
+        discard: Callable[[RowSpan], None],
+        core: HostedCore | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.core = core
+        super().__init__(
+            *args, client_addresses=None if core is None else core.client_addresses, **kwargs
+        )
         assert self.output_handler is None, "construct StageLLM before the event loop runs"
         stock = self.output_processor
         self.output_processor: OmniOutputProcessor = OmniOutputProcessor(
@@ -100,12 +106,9 @@ class StageLLM(AsyncLLM):
         handler = self.output_handler
         if handler is not None and not handler.get_loop().is_closed():
             handler.get_loop().call_soon_threadsafe(handler.cancel)
-        manager = self.engine_core.resources.engine_manager
-        processes = [] if manager is None else list(manager.processes)
+        if self.core is not None:
+            self.core.stop(timeout)
         self.engine_core.shutdown(timeout=timeout or STOP_S)
-        for process in processes:
-            # vLLM does not wait for those that it kills, and they hold shared memory until then.
-            process.join(KILL_S)
 
     def close(self) -> None:
         """End the rest, after `shutdown`. Idempotent."""

@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting a replica of an AR stage.
 
-On CPU the engine core is forked from this process once vLLM and the stage's model class are
-imported: about 2 s instead of 15 to 20 s for a spawned interpreter that imports everything again
-(measured in `prototypes/ar_seams`). A fork must come before this process runs thread pools that the
-child would inherit dead, so replicas on CPU are started one after the other, from the main thread,
-before any event loop, with torch kept to one thread meanwhile. On CUDA vLLM spawns as usual.
+On CPU the engine core is forked by the fork server (see `fork_server`), so it starts within seconds
+and several start at the same time. On other platforms vLLM starts it as it does everywhere.
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from vllm import AsyncEngineArgs, ModelRegistry
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 
 from vllm_omni.ar.frontend import StageLLM
+from vllm_omni.ar.host import HostedCore
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
-
-_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def prepare_platform() -> None:
@@ -36,15 +32,22 @@ def prepare_platform() -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def preload_model_class(arch: str) -> None:
-    """Import a model class here, so forked engine cores have it.
+def preload(architectures: list[str]) -> None:
+    """Import here what engine cores need, so that forked ones have it.
 
-    vLLM would also inspect a lazily registered class in a subprocess that imports vLLM once more;
-    registering the class itself makes that unnecessary.
+    vLLM would also inspect a lazily registered model class in a subprocess that imports vLLM once
+    more; registering the class itself makes that unnecessary.
     """
-    registered = ModelRegistry.models.get(arch)
-    if registered is not None:
-        ModelRegistry.register_model(arch, registered.load_model_cls())
+    for arch in architectures:
+        registered = ModelRegistry.models.get(arch)
+        if registered is not None:
+            ModelRegistry.register_model(arch, registered.load_model_cls())
+    if current_platform.is_cpu():
+        import vllm.v1.engine.core
+        import vllm.v1.worker.cpu_model_runner
+        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+        import vllm_omni.ar.worker  # noqa: F401
 
 
 def engine_config(
@@ -86,47 +89,87 @@ def engine_config(
     return AsyncEngineArgs(**args).create_engine_config()
 
 
-def launch_replica(vllm_config: VllmConfig, *, log_stats: bool = False) -> ArReplica:
-    """Start an engine core and its front end; returns when the model is loaded.
+@dataclass(frozen=True, slots=True)
+class ArLaunch:
+    """How to start a replica of an AR stage, as often as it has to be.
 
-    Raises whatever vLLM raises when the engine does not come up.
+    Attributes:
+        config: vLLM's config, pickled, because an engine that starts writes into its own.
+        environment: Of the engine core's process.
+        log_stats: vLLM's own metrics come from this replica.
+        timeout: Seconds that it may take to be ready.
     """
-    stage = ArStageConfig.of(vllm_config)
-    connector = create_connector(stage.connector, stage.connector_extra, stage.deployment_id)
 
-    def discard(span: RowSpan) -> None:
-        connector.discard(span.handle)
+    config: bytes
+    environment: dict[str, str]
+    log_stats: bool
+    timeout: float
 
-    with _forked_engine_core() if current_platform.is_cpu() else contextlib.nullcontext():
-        llm = StageLLM(
-            vllm_config=vllm_config,
-            executor_class=Executor.get_class(vllm_config),
-            log_stats=log_stats,
-            log_requests=False,
-            discard=discard,
-        )
-    return ArReplica(llm, connector)
+    @classmethod
+    def of(
+        cls,
+        config: VllmConfig,
+        environment: Mapping[str, str],
+        *,
+        log_stats: bool = False,
+        timeout: float = 300.0,
+    ) -> "ArLaunch":
+        """From a config that no engine has used yet."""
+        return cls(pickle.dumps(config), dict(environment), log_stats, timeout)
+
+    def begin(self) -> "StartingArReplica":
+        """Start the engine core, without waiting for it.
+
+        Raises:
+            ForkServerGoneError: There is nobody to fork it.
+        """
+        config = pickle.loads(self.config)
+        core = None
+        if current_platform.is_cpu():
+            core = HostedCore.start(
+                config, Executor.get_class(config), self.log_stats, self.environment
+            )
+        return StartingArReplica(self, config, core)
 
 
-@contextlib.contextmanager
-def _forked_engine_core() -> Iterator[None]:
-    """Make vLLM fork the engine core that is created inside, from a process fit for forking."""
-    import vllm.v1.engine.core
-    import vllm.v1.worker.cpu_model_runner
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+@dataclass(frozen=True, slots=True)
+class StartingArReplica:
+    """A replica whose engine core is starting."""
 
-    import vllm_omni.ar.worker  # noqa: F401
+    launch: ArLaunch
+    config: VllmConfig
+    core: HostedCore | None
 
-    threads = torch.get_num_threads()
-    before = os.environ.get(_START_METHOD)
-    # The CPU platform sets "spawn" whenever a config is made, so this comes after.
-    os.environ[_START_METHOD] = "fork"
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        if before is None:
-            os.environ.pop(_START_METHOD, None)
-        else:
-            os.environ[_START_METHOD] = before
+    def ready(self) -> ArReplica:
+        """Wait for the engine core and make its front end.
+
+        Raises:
+            StartFailure: The engine core did not start.
+            Exception: Whatever vLLM raises for its front end, or where it starts the engine core.
+        """
+        stage = ArStageConfig.of(self.config)
+        connector = create_connector(stage.connector, stage.connector_extra, stage.deployment_id)
+
+        def discard(span: RowSpan) -> None:
+            connector.discard(span.handle)
+
+        try:
+            if self.core is not None:
+                self.core.wait_until_ready(self.launch.timeout)
+            llm = StageLLM(
+                vllm_config=self.config,
+                executor_class=Executor.get_class(self.config),
+                log_stats=self.launch.log_stats,
+                log_requests=False,
+                discard=discard,
+                core=self.core,
+            )
+        except BaseException:
+            self.cancel()
+            raise
+        return ArReplica(llm, connector)
+
+    def cancel(self) -> None:
+        """End what was begun."""
+        if self.core is not None:
+            self.core.stop(0)

@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.ar.frontend import StageLLM
+from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import RowUpdate, StageRequest, attach_request, frame_sampling
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.inputs import RowInput, RowPrompt, StageInput
@@ -44,6 +45,7 @@ class ArReplica(StageReplica):
         self._failure: Exception | None = None
         self._ready = asyncio.Event()
         self._lent = False
+        self._watched: asyncio.AbstractEventLoop | None = None
 
     def lend_front_end(self) -> StageLLM:
         """The front end, for others to prepare prompts with.
@@ -56,6 +58,7 @@ class ArReplica(StageReplica):
     async def submit(
         self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any
     ) -> None:
+        await self.check_health()
         if isinstance(prompt, RowPrompt):
             params = self._row_params(request_id, prompt, params, emit)
             # Two requests may share a prompt and yet have different rows later on, so the
@@ -113,15 +116,18 @@ class ArReplica(StageReplica):
             await self.llm.abort(ids, internal=True)
 
     async def outputs(self) -> list[StageOutput]:
+        self._watch_core()
         while not self._step and self._failure is None:
             self._ready.clear()
             await self._ready.wait()
         if self._failure is not None:
-            raise EngineDeadError() from self._failure
+            raise self._dead() from self._failure
         step, self._step = self._step, []
         return step
 
     async def check_health(self) -> None:
+        if self._failure is not None or not (self.llm.core is None or self.llm.core.child.alive):
+            raise self._dead()
         await self.llm.check_health()
 
     @property
@@ -151,12 +157,38 @@ class ArReplica(StageReplica):
         }
 
     def shutdown(self, timeout: float | None = None) -> None:
+        if self._watched is not None and not self._watched.is_closed():
+            self._watched.call_soon_threadsafe(self._unwatch_core)
         try:
             self.llm.shutdown(timeout)
         finally:
             self._connector.close()
         if not self._lent:
             self.llm.close()
+
+    def _watch_core(self) -> None:
+        """Have the loop notice the engine core's end at once."""
+        if self.llm.core is not None and self._watched is None and self._failure is None:
+            self._watched = asyncio.get_running_loop()
+            self._watched.add_reader(self.llm.core.child.sentinel, self._core_ended)
+
+    def _unwatch_core(self) -> None:
+        if self._watched is not None and self.llm.core is not None:
+            self._watched.remove_reader(self.llm.core.child.sentinel)
+            self._watched = None
+
+    def _core_ended(self) -> None:
+        self._unwatch_core()
+        self._failure = self._failure or self._dead()
+        self._ready.set()
+
+    def _dead(self) -> EngineDeadError:
+        stage = ArStageConfig.of(self.llm.vllm_config).stage
+        code = None if self.llm.core is None else self.llm.core.child.exit_code
+        return EngineDeadError(
+            f"the engine core of stage {stage!r} has ended"
+            + ("" if code is None else f", exit code {code}")
+        )
 
     def _collect(
         self, request_id: str, internal_id: str, output: RequestOutput | Exception

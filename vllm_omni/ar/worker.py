@@ -12,6 +12,7 @@ import torch
 from vllm.distributed import parallel_state
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vllm_omni.ar.host import HOST_PID
 from vllm_omni.ar.model_runner import OmniCPUModelRunner
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.segments import raze
@@ -24,7 +25,8 @@ class OmniCPUWorker(CPUWorker):
     """CPU worker. vLLM's `init_device` names its runner class, so ours replaces what it made."""
 
     def init_device(self) -> None:
-        _end_with_parent(ArStageConfig.of(self.vllm_config).deployment_id)
+        if HOST_PID in os.environ:
+            _end_with_host(ArStageConfig.of(self.vllm_config).deployment_id)
         # The engine core was forked from a process that keeps torch to one thread.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         super().init_device()
@@ -37,14 +39,15 @@ class OmniCPUWorker(CPUWorker):
         return times
 
 
-def _end_with_parent(deployment_id: str) -> None:
-    """End this process when the one that started it is gone, SIGKILL included.
+def _end_with_host(deployment_id: str) -> None:
+    """End this process when its host is gone, SIGKILL included.
 
-    vLLM does no such thing, and an orphaned engine core keeps its memory for good. A thread waits
-    for the parent's end: the kernel's own parent-death signal would already come when the *thread*
-    that started this process ends.
+    vLLM does no such thing, and an orphaned engine core keeps its memory for good.
     """
-    parent = os.pidfd_open(os.getppid())
+    host = int(os.environ[HOST_PID])
+    parent = os.pidfd_open(host)
+    if os.getppid() != host:
+        raise SystemExit(f"the host, process {host}, has ended")
 
     def wait() -> None:
         select.select([parent], [], [])
@@ -54,7 +57,7 @@ def _end_with_parent(deployment_id: str) -> None:
         raze(deployment_id)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
+    threading.Thread(target=wait, name="end-with-host", daemon=True).start()
 
 
 def _close_lone_groups() -> None:

@@ -2,19 +2,16 @@
 """A replica of a diffusion stage, from the orchestrator's side."""
 
 import asyncio
-import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import zmq
 import zmq.asyncio
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.diffusion.messages import Abort, Inputs, ToWorker, decode_outputs, encode
 from vllm_omni.diffusion.process import WorkerProcess
 from vllm_omni.diffusion.worker import WorkerConfig
@@ -27,7 +24,7 @@ SHUTDOWN_SECONDS = 5.0
 
 
 class DiffusionReplica(StageReplica):
-    """A process with a call-batching engine. Made by `launch`; used from one event loop.
+    """A process with a call-batching engine. Made by a `DiffusionLaunch`; used from one event loop.
 
     Args:
         process: The process; it is ready.
@@ -47,60 +44,6 @@ class DiffusionReplica(StageReplica):
         self._received: asyncio.Future[bytes] | None = None
         self._shutdown_lock = threading.Lock()
         self._shut_down = False
-
-    @classmethod
-    def launch(
-        cls,
-        *,
-        program: str,
-        settings: DiffusionStageConfig,
-        stage: str,
-        source: str,
-        target: str = "client",
-        connector: str = "SharedMemoryConnector",
-        connector_extra: Mapping[str, Any] | None = None,
-        deployment_id: str | None = None,
-        init_timeout: float = 300.0,
-        max_requests: int = 256,
-    ) -> Self:
-        """Start a replica and wait until it is ready; it has this process's environment.
-
-        Args:
-            program: `module:name` of a `ProgramSpec`.
-            settings: Model, device, batching.
-            stage: Name of the stage.
-            source: Stage whose payloads it reads.
-            target: Stage that its own payloads are for.
-            connector: Registry name of the connector.
-            connector_extra: The connector's options.
-            deployment_id: Common to all processes of the deployment.
-            init_timeout: Seconds that it may take to be ready.
-            max_requests: Most live requests; further ones fail at once.
-
-        Raises:
-            OmniConfigError: The program, a setting or the checkpoint is wrong.
-            RuntimeError: It did not start for any other reason.
-        """
-        folder = tempfile.mkdtemp(prefix="vllm-omni-")
-        config = WorkerConfig(
-            program=program,
-            settings=settings,
-            stage=stage,
-            source=source,
-            target=target,
-            connector=connector,
-            connector_extra=dict(connector_extra or {}),
-            deployment_id=deployment_id,
-            max_requests=max_requests,
-            folder=folder,
-            environment=dict(os.environ),
-        )
-        try:
-            process = WorkerProcess(config, init_timeout)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        return cls(process, config)
 
     @property
     def pid(self) -> int:

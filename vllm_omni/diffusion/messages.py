@@ -28,20 +28,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 ToWorker = Inputs | Abort
 
 
-class Started(msgspec.Struct, frozen=True):
-    """The process is ready, or it failed to load.
-
-    Attributes:
-        error: Why it failed.
-        misconfigured: It is the deployment's or the checkpoint's fault.
-    """
-
-    error: str | None = None
-    misconfigured: bool = False
-
-
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_outputs = msgspec.msgpack.Decoder(list[ProgramOutput]).decode
 """All outputs of one engine step are one frame."""
-decode_started = msgspec.msgpack.Decoder(Started).decode

@@ -4,7 +4,6 @@
 import gc
 import itertools
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +41,6 @@ class WorkerConfig:
         deployment_id: Common to all processes of the deployment.
         max_requests: Most live requests.
         folder: Temporary folder of the socket file.
-        environment: All environment variables of the process.
     """
 
     program: str
@@ -55,7 +53,6 @@ class WorkerConfig:
     deployment_id: str | None
     max_requests: int
     folder: str
-    environment: dict[str, str]
 
     @property
     def address(self) -> str:
@@ -210,15 +207,6 @@ class Worker:
             finished=emission.finished or error is not None,
             error=error,
         )
-
-
-def use_environment(environment: dict[str, str]) -> None:
-    """Make the process's environment that of its client, and have torch heed it."""
-    os.environ.clear()
-    os.environ.update(environment)
-    # Read at import otherwise, which in a forked process is long past.
-    if threads := environment.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))
 
 
 def _join(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting every stage of a deployment.
-
-Stages start one after the other from the calling thread: on CPU their processes are forked, and the
-environment that a stage's processes inherit is this process's own.
-"""
+"""Starting every stage of a deployment."""
 
 import os
 import time
@@ -15,9 +11,10 @@ from vllm.logger import init_logger
 
 from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.launch import (
+    ArLaunch,
+    StartingArReplica,
     engine_config,
-    launch_replica,
-    preload_model_class,
+    preload,
     prepare_platform,
 )
 from vllm_omni.ar.replica import ArReplica
@@ -25,15 +22,17 @@ from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.config.plan import ConnectorSpec, DeploymentPlan, StagePlan
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
-from vllm_omni.diffusion.client import DiffusionReplica
-from vllm_omni.diffusion.process import prepare as prepare_diffusion
+from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
+from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import OmniConfigError, OmniError
+from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config
 from vllm_omni.platforms import device_environment
 from vllm_omni.replica import StageReplica
+from vllm_omni.start_report import describe
 
 logger = init_logger(__name__)
 
@@ -43,6 +42,11 @@ CLIENT = "client"
 
 class StageStartError(OmniError, RuntimeError):
     """A stage did not come up; says which, and why."""
+
+
+Launch = ArLaunch | DiffusionLaunch
+"""How to start a replica of a stage, again and again if it must be."""
+Starting = StartingArReplica | StartingDiffusionReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
     """Start every stage; if one fails, the ones that run are ended again.
 
     Raises:
+        OmniConfigError: A stage's settings or the checkpoint are wrong.
         StageStartError: A stage did not come up, or all of them took too long.
     """
     deadline = time.monotonic() + plan.init_timeout
@@ -74,25 +79,13 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         plan.deploy_source,
         plan.async_chunk,
     )
-    prepare_platform()
-    prepare_diffusion()
+    prepare(plan)
     sweep_stale()
     deployment_id = new_deployment_id()
     with ExitStack() as undo:
         undo.callback(sweep, deployment_id)
-        pools = []
-        for stage in plan.stages:
-            replicas = []
-            for replica_id in range(stage.num_replicas):
-                if time.monotonic() > deadline:
-                    raise StageStartError(
-                        f"the stages before {stage.name!r} took longer than --init-timeout "
-                        f"({plan.init_timeout:g} s)"
-                    )
-                replica = _launch(plan, stage, replica_id, deployment_id)
-                undo.callback(replica.shutdown, 0)
-                replicas.append(replica)
-            pools.append(StagePool(stage.stage, stage.stage_id, replicas))
+        launches = {stage.name: stage_launches(plan, stage, deployment_id) for stage in plan.stages}
+        pools = _start_all(plan, launches, deadline, undo)
         spec = _client_connector(plan)
         connector = create_connector(spec.name, spec.extra, deployment_id)
         engine = OmniEngine(_topology(plan), pools, connector)
@@ -102,64 +95,118 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
     return LaunchedPipeline(plan, engine, entry.lend_front_end(), deployment_id)
 
 
-def _launch(
-    plan: DeploymentPlan, stage: StagePlan, replica_id: int, deployment_id: str
-) -> StageReplica:
-    """Start one replica of a stage; blocks until it is ready.
-
-    Raises:
-        StageStartError: It did not come up.
-    """
-    logger.info(
-        "Starting stage %s replica %d of %d on %s (%s)",
-        stage.name,
-        replica_id,
-        stage.num_replicas,
-        ",".join(stage.devices[replica_id]),
-        ", ".join(f"{key}={value}" for key, value in sorted(stage.engine_args.items())),
+def prepare(plan: DeploymentPlan) -> None:
+    """Import what stages need, then start the process that forks them."""
+    prepare_platform()
+    stages = [stage.stage for stage in plan.stages]
+    preload(
+        [
+            spec.arch if spec.row_driven else plan.pipeline.architectures[0]
+            for spec in stages
+            if spec.arch is not None
+        ]
     )
+    for spec in stages:
+        if spec.program is not None:
+            resolve_program(spec.program)
+    fork_server()
+
+
+def _start_all(
+    plan: DeploymentPlan, launches: dict[str, list[Launch]], deadline: float, undo: ExitStack
+) -> list[StagePool]:
+    """Begin with every replica, so that they load at the same time, then wait for each.
+
+    On a GPU vLLM starts an engine core where its front end is made, so there they come in turn.
+    """
+    begun: list[tuple[StagePlan, int, Starting]] = []
+    for stage in plan.stages:
+        for replica_id, launch in enumerate(launches[stage.name]):
+            logger.info(
+                "Starting stage %s replica %d of %d on %s (%s)",
+                stage.name,
+                replica_id,
+                stage.num_replicas,
+                ",".join(stage.devices[replica_id]),
+                ", ".join(f"{key}={value}" for key, value in sorted(stage.engine_args.items())),
+            )
+            starting = launch.begin()
+            undo.callback(starting.cancel)
+            begun.append((stage, replica_id, starting))
+    replicas: dict[str, list[StageReplica]] = {stage.name: [] for stage in plan.stages}
+    for stage, replica_id, starting in begun:
+        if time.monotonic() > deadline:
+            raise StageStartError(
+                f"the stages before {stage.name!r} took longer than --init-timeout "
+                f"({plan.init_timeout:g} s)"
+            )
+        with _said_of(stage.name, replica_id):
+            replica = starting.ready()
+        undo.callback(replica.shutdown, 0)
+        replicas[stage.name].append(replica)
+    return [
+        StagePool(stage.stage, stage.stage_id, replicas[stage.name], launches[stage.name])
+        for stage in plan.stages
+    ]
+
+
+@contextmanager
+def _said_of(stage: str, replica_id: int) -> Iterator[None]:
+    """Say of whatever goes wrong inside which stage it was."""
     try:
-        with _environment(_stage_env(plan, stage, replica_id)):
-            if stage.diffusion is not None:
-                return _launch_diffusion(plan, stage, deployment_id)
-            return _launch_ar(plan, stage, replica_id, deployment_id)
-    except OmniError:
+        yield
+    except OmniConfigError:
         raise
     except Exception as error:  # Engines raise anything; the caller wants to know which stage.
         raise StageStartError(
-            f"stage {stage.name!r} (replica {replica_id}) did not start: "
-            f"{type(error).__name__}: {error}"
+            f"stage {stage!r} (replica {replica_id}) did not start: {describe(error)}"
         ) from error
 
 
-def _launch_ar(
+def stage_launches(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> list[Launch]:
+    """How to start each replica of a stage.
+
+    Raises:
+        StageStartError: vLLM takes the stage's settings not at all.
+    """
+    launches: list[Launch] = []
+    for replica_id in range(stage.num_replicas):
+        env = _stage_env(plan, stage, replica_id)
+        if stage.diffusion is not None:
+            launches.append(_diffusion_launch(plan, stage, env, deployment_id))
+            continue
+        with _said_of(stage.name, replica_id), _environment(env):
+            launches.append(_ar_launch(plan, stage, replica_id, deployment_id))
+    return launches
+
+
+def _ar_launch(
     plan: DeploymentPlan, stage: StagePlan, replica_id: int, deployment_id: str
-) -> ArReplica:
-    spec = stage.stage
+) -> ArLaunch:
     place = _place(plan, stage, deployment_id)
-    if spec.arch is not None:
-        preload_model_class(spec.arch if spec.row_driven else plan.pipeline.architectures[0])
-    overrides = talker_config if spec.row_driven else None
+    overrides = talker_config if stage.stage.row_driven else None
     args = {"model": plan.model, **stage.engine_args}
     if stage.num_replicas > 1:
         # The front end mirrors what each engine core has cached; it renders for all replicas.
         args["mm_processor_cache_gb"] = 0
-    config = engine_config(place, args, overrides)
     # vLLM's Prometheus metrics exist once per process, so one engine can own them.
     owns_metrics = stage is plan.entry and replica_id == 0
-    return launch_replica(
-        config, log_stats=owns_metrics and not args.get("disable_log_stats", False)
+    return ArLaunch.of(
+        engine_config(place, args, overrides),
+        os.environ,
+        log_stats=owns_metrics and not args.get("disable_log_stats", False),
+        timeout=plan.stage_init_timeout,
     )
 
 
-def _launch_diffusion(
-    plan: DeploymentPlan, stage: StagePlan, deployment_id: str
-) -> DiffusionReplica:
+def _diffusion_launch(
+    plan: DeploymentPlan, stage: StagePlan, env: Mapping[str, str], deployment_id: str
+) -> DiffusionLaunch:
     settings = stage.diffusion
     assert settings is not None and stage.stage.program is not None
     connector = next(iter(stage.input_connectors.values()), ConnectorSpec())
     sources = [edge.source for edge in plan.pipeline.edges if edge.target == stage.name]
-    return DiffusionReplica.launch(
+    return DiffusionLaunch(
         program=stage.stage.program,
         settings=settings,
         stage=stage.name,
@@ -168,6 +215,7 @@ def _launch_diffusion(
         connector=connector.name,
         connector_extra=connector.extra,
         deployment_id=deployment_id,
+        environment={**os.environ, **env},
         init_timeout=plan.stage_init_timeout,
     )
 
@@ -229,8 +277,8 @@ def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[
     if plan.platform == "cpu":
         # oneDNN keeps up to 1,024 compiled primitives, one per shape that ever came: memory grows
         # with the variety of requests. A step needs a few dozen.
-        env.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-        env.setdefault("LRU_CACHE_CAPACITY", "64")
+        env.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
+        env.setdefault("LRU_CACHE_CAPACITY", "32")
         # Every replica computes at the same time; together they get the cores once.
         replicas = sum(each.num_replicas for each in plan.stages)
         cores = len(os.sched_getaffinity(0))

@@ -9,6 +9,7 @@ replica.
 """
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
@@ -118,9 +119,14 @@ class Orchestrator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pool in self._pools.values():
-            # Not in a thread: at interpreter exit there are no threads to be had.
-            pool.shutdown(timeout)
+        # Plain threads: at interpreter exit there are no executors to be had.
+        ends = [
+            threading.Thread(target=pool.shutdown, args=(timeout,)) for pool in self._pools.values()
+        ]
+        for end in ends:
+            end.start()
+        for pool, end in zip(self._pools.values(), ends, strict=True):
+            end.join()
             logger.info("[StagePool] Stage %d shut down", pool.stage_id)
         self._connector.close()
 

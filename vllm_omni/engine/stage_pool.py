@@ -11,7 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.config.pipeline import Stage
 from vllm_omni.errors import StageUnavailableError
 from vllm_omni.inputs import StageInput
-from vllm_omni.replica import StageReplica
+from vllm_omni.replica import ReplicaLaunch, StageReplica
 
 
 class StagePool:
@@ -21,11 +21,19 @@ class StagePool:
         stage: The stage.
         stage_id: Its index in the pipeline.
         replicas: At least one.
+        launches: How to start each of them again; empty if they cannot be.
     """
 
-    def __init__(self, stage: Stage, stage_id: int, replicas: Sequence[StageReplica]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        stage_id: int,
+        replicas: Sequence[StageReplica],
+        launches: Sequence[ReplicaLaunch] = (),
+    ) -> None:
         self.stage = stage
         self.stage_id = stage_id
+        self.launches = tuple(launches)
         self._replicas: list[StageReplica | None] = list(replicas)
         self._bound: dict[str, int] = {}
 

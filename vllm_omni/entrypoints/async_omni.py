@@ -18,10 +18,12 @@ from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.engine.launcher import LaunchedPipeline, launch_pipeline
 from vllm_omni.engine.messages import Abort, Call, CallResult, Emit, ErrorMessage, Message
 from vllm_omni.entrypoints.requests import RequestFactory
-from vllm_omni.errors import OmniClientError, OmniGenerateError
+from vllm_omni.errors import OmniClientError, OmniGenerateError, StageUnavailableError
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 
 logger = init_logger(__name__)
+
+DRAIN_POLL_S = 0.05
 
 
 class AsyncOmni(EngineClient):
@@ -48,6 +50,7 @@ class AsyncOmni(EngineClient):
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
         self._dispatcher: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
+        self._draining = False
         entry = launched.entry_llm
         self.vllm_config = entry.vllm_config
         self.model_config = entry.model_config
@@ -124,6 +127,8 @@ class AsyncOmni(EngineClient):
             EngineDeadError: A stage that it needs is gone.
         """
         self._check_alive()
+        if self._draining:
+            raise StageUnavailableError("the server is shutting down")
         self._start_dispatcher()
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
         submit = self._requests.make(
@@ -226,6 +231,8 @@ class AsyncOmni(EngineClient):
 
     async def check_health(self) -> None:
         self._check_alive()
+        if self._draining:
+            raise EngineDeadError("the server is shutting down")
         for pool in self._engine.pools:
             if pool.live_num_replicas == 0:
                 raise EngineDeadError(f"Stage-{pool.stage_id} has no live replica")
@@ -233,6 +240,26 @@ class AsyncOmni(EngineClient):
     def _check_alive(self) -> None:
         if not self.is_running:
             raise EngineDeadError("Orchestrator process is not alive")
+
+    async def drain(self, timeout: float) -> bool:
+        """Take no more requests, and wait until those that run have ended.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether all have ended.
+        """
+        self._draining = True
+        deadline = time.monotonic() + timeout
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        return not self._streams
+
+    def fail_all(self, why: str) -> None:
+        """Have every request that runs fail."""
+        for inner_id in self._streams:
+            self._fail(inner_id, StageUnavailableError(why))
 
     def shutdown(self, timeout: float | None = None) -> None:
         logger.info("[AsyncOmni] Shutting down")

@@ -3,34 +3,32 @@
 
 import argparse
 import contextlib
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 import uvloop
-from vllm import envs
-from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.api_server.entry import setup_server
-from vllm.entrypoints.launchers.launcher import serve_http
-from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.logger import init_logger
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 
 from vllm_omni.config.cli import add_omni_args, explicit_args, plan_from_args
 from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.cli.types import EXIT_START, fail
+from vllm_omni.entrypoints.http_server import ServerDiedError, serve_http
 from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.media import use_omni_media_connector
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
+from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
 
 logger = init_logger(__name__)
 
-StartEngine = Callable[[DeploymentPlan], EngineClient]
+StartEngine = Callable[[DeploymentPlan], AsyncOmni]
 
 
 class OmniServeSubcommand(ServeSubcommand):
@@ -48,7 +46,7 @@ class OmniServeSubcommand(ServeSubcommand):
         if args.model_tag is not None:
             args.model = args.model_tag
         plan = plan_from_args(args, explicit_args(self._parser, argv, args))
-        run_server(args, plan, _start_engine)
+        run_server(args, plan, AsyncOmni.from_plan)
 
     def validate(self, args: argparse.Namespace) -> None:
         """Check vLLM's frontend flags and refuse those that do not apply."""
@@ -83,43 +81,35 @@ class OmniServeSubcommand(ServeSubcommand):
         return parser
 
 
-def _start_engine(plan: DeploymentPlan) -> EngineClient:
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-
-    return AsyncOmni.from_plan(plan)
-
-
 def run_server(args: argparse.Namespace, plan: DeploymentPlan, start_engine: StartEngine) -> None:
     """Bind the port, start the stages, serve, and end everything.
 
     The port is bound first, so that a taken one is told before minutes of loading. The stages are
-    started outside of the event loop, because on CPU they are forked.
+    started outside of the event loop, because the process that forks them is forked from this one.
 
     Args:
         args: Parsed flags.
         plan: What to start.
         start_engine: Starts the stages of a plan; blocks until they are ready.
     """
-    decorate_logs("APIServer", skip_if_decorated=True)
-    use_omni_media_connector()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    engine: EngineClient | None = None
-    with contextlib.closing(_bind(args)) as sock:
-        try:
+    engine: AsyncOmni | None = None
+    signals = StopSignals()
+    try:
+        decorate_logs("APIServer", skip_if_decorated=True)
+        use_omni_media_connector()
+        with contextlib.closing(_bind(args)) as sock:
             engine = _started(plan, start_engine)
-            uvloop.run(_serve(engine, args, plan, sock))
-        except KeyboardInterrupt:
-            logger.info("Interrupted while starting.")
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
-            if engine is not None:
-                engine.shutdown()
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    raise KeyboardInterrupt
+            signals.check()
+            uvloop.run(_serve(engine, args, plan, sock, signals))
+    except StopRequestedError:
+        logger.info("Stopped while starting.")
+    except ServerDiedError as error:
+        fail(str(error), EXIT_START)
+    finally:
+        # The loop took the handlers with it.
+        signals.install()
+        if engine is not None:
+            engine.shutdown(0)
 
 
 def _bind(args: argparse.Namespace) -> socket.socket:
@@ -132,7 +122,7 @@ def _bind(args: argparse.Namespace) -> socket.socket:
     return sock
 
 
-def _started(plan: DeploymentPlan, start_engine: StartEngine) -> EngineClient:
+def _started(plan: DeploymentPlan, start_engine: StartEngine) -> AsyncOmni:
     try:
         return start_engine(plan)
     except OmniConfigError:
@@ -143,28 +133,11 @@ def _started(plan: DeploymentPlan, start_engine: StartEngine) -> EngineClient:
 
 
 async def _serve(
-    engine: EngineClient, args: argparse.Namespace, plan: DeploymentPlan, sock: socket.socket
+    engine: AsyncOmni,
+    args: argparse.Namespace,
+    plan: DeploymentPlan,
+    sock: socket.socket,
+    signals: StopSignals,
 ) -> None:
     app = await build_omni_app(engine, args, plan.entry.default_sampling)
-    options: dict[str, Any] = {}
-    if (log_config := get_uvicorn_log_config(args)) is not None:
-        options["log_config"] = log_config
-    stopped = await serve_http(
-        app,
-        sock=sock,
-        enable_ssl_refresh=args.enable_ssl_refresh,
-        host=args.host,
-        port=args.port,
-        log_level=args.uvicorn_log_level,
-        access_log=not args.disable_uvicorn_access_log,
-        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=args.ssl_cert_reqs,
-        ssl_ciphers=args.ssl_ciphers,
-        h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
-        h11_max_header_count=args.h11_max_header_count,
-        **options,
-    )
-    await stopped
+    await serve_http(app, engine, args, sock, signals)

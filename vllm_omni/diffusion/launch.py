@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting a replica of a diffusion stage."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_omni.config.plan import DiffusionStageConfig
+from vllm_omni.diffusion.client import DiffusionReplica
+from vllm_omni.diffusion.process import WorkerProcess
+from vllm_omni.diffusion.worker import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionLaunch:
+    """How to start a replica, as often as it has to be.
+
+    Attributes:
+        program: `module:name` of a `ProgramSpec`.
+        settings: Model, device, batching.
+        stage: Name of the stage.
+        source: Stage whose payloads it reads.
+        target: Stage that its own payloads are for.
+        connector: Registry name of the connector.
+        connector_extra: The connector's options.
+        deployment_id: Common to all processes of the deployment.
+        environment: Of its process; None for this process's own.
+        init_timeout: Seconds that it may take to be ready.
+        max_requests: Most live requests; further ones fail at once.
+    """
+
+    program: str
+    settings: DiffusionStageConfig
+    stage: str
+    source: str
+    target: str = "client"
+    connector: str = "SharedMemoryConnector"
+    connector_extra: Mapping[str, Any] = field(default_factory=dict)
+    deployment_id: str | None = None
+    environment: Mapping[str, str] | None = None
+    init_timeout: float = 300.0
+    max_requests: int = 256
+
+    def begin(self) -> "StartingDiffusionReplica":
+        """Start the process, without waiting for it.
+
+        Raises:
+            ForkServerGoneError: There is nobody to fork it.
+        """
+        config = WorkerConfig(
+            program=self.program,
+            settings=self.settings,
+            stage=self.stage,
+            source=self.source,
+            target=self.target,
+            connector=self.connector,
+            connector_extra=dict(self.connector_extra),
+            deployment_id=self.deployment_id,
+            max_requests=self.max_requests,
+            folder=tempfile.mkdtemp(prefix="vllm-omni-"),
+        )
+        environment = os.environ if self.environment is None else self.environment
+        try:
+            process = WorkerProcess(config, environment)
+        except BaseException:
+            shutil.rmtree(config.folder)
+            raise
+        return StartingDiffusionReplica(process, config, self.init_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingDiffusionReplica:
+    """A replica whose process is starting."""
+
+    process: WorkerProcess
+    config: WorkerConfig
+    timeout: float
+
+    def ready(self) -> DiffusionReplica:
+        """Wait until it is ready.
+
+        Raises:
+            OmniConfigError: The program, a setting or the checkpoint is wrong.
+            StartFailure: It did not start for any other reason.
+        """
+        try:
+            self.process.wait_until_ready(self.timeout)
+        except BaseException:
+            self.cancel()
+            raise
+        return DiffusionReplica(self.process, self.config)
+
+    def cancel(self) -> None:
+        """End what was begun."""
+        self.process.stop(0)
+        shutil.rmtree(self.config.folder, ignore_errors=True)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SIGTERM and SIGINT do to a server: the first asks it to end, a second ends it at once."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALLED = 128
+
+
+class StopRequestedError(BaseException):
+    """A signal came while the server was starting.
+
+    Not a `KeyboardInterrupt`: vLLM takes that for the end of a loop and goes on. Not an
+    `Exception`, so that nothing takes it for a failure to start.
+    """
+
+
+class StopSignals:
+    """Installs the handlers; made in the main thread.
+
+    Attributes:
+        requested: A signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._on_request: Callable[[], None] | None = None
+        self.install()
+
+    def install(self) -> None:
+        """Install the handlers, again if something else has taken their place."""
+        for number in _SIGNALS:
+            signal.signal(number, self._handle)
+
+    def check(self) -> None:
+        """Raise `StopRequestedError` if a signal has come.
+
+        What the handler raises is lost where it interrupts a finalizer.
+        """
+        if self.requested:
+            raise StopRequestedError
+
+    def call(self, on_request: Callable[[], None]) -> None:
+        """From now on call `on_request` in the main thread instead of raising.
+
+        It is called at once if a signal has come already.
+        """
+        self._on_request = on_request
+        if self.requested:
+            on_request()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested:
+            print("vllm-omni: stopped by a second signal", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(_SIGNALLED + number)
+        self.requested = True
+        if self._on_request is None:
+            raise StopRequestedError
+        self._on_request()

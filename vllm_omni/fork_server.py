@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of stages, forked by a process that does nothing else.
+
+A stage's process needs vLLM, torch and the model classes: 15 to 20 s of imports where a process is
+spawned, nothing where it is forked from one that has them. A server that runs must not fork: a
+child would inherit its client connections, and the locks and thread pools of threads that it does
+not have. So the server forks once, early, while it has neither, and that child forks every stage's
+process from then on, those that replace dead ones included.
+
+Python's own `multiprocessing.forkserver` is a new interpreter, which would import everything again.
+
+A child ends when its server does: it is given a link that closes with the server's process, and a
+pidfd of that process, because a copy of the link may live on in a process that a user forked.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import stat
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+import torch
+from vllm.utils.system_utils import set_process_title
+
+_HEADER = struct.Struct("!I")
+_STATUS = struct.Struct("!i")
+_STDERR = 2
+_TOLD_S = 0.2
+"""How long the exit code of a process that has ended may be on its way."""
+
+
+class ForkServerGoneError(RuntimeError):
+    """The process that forks stages' processes has been killed: no stage can be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifeline:
+    """What ties a forked process to the server.
+
+    Attributes:
+        link: The other end of `Child.link`.
+        server: A pidfd of the server, readable once that has ended.
+    """
+
+    link: Connection
+    server: int
+
+
+Target = Callable[..., None]
+"""Called in the new process as `target(lifeline, *args)`; must be importable."""
+
+
+class Child:
+    """A forked process, from the server's side.
+
+    Attributes:
+        pid: Its process id.
+        link: For messages to it and from it. Closing it asks it to end.
+        sentinel: File descriptor that is readable once the process has ended.
+    """
+
+    def __init__(self, pid: int, link: Connection, sentinel: int, status: int) -> None:
+        self.pid = pid
+        self.link = link
+        self.sentinel = sentinel
+        self._status = status
+        self._exit_code: int | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return not self.join(0)
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended: negative for a signal; None while it runs or if nobody could tell."""
+        with self._lock:
+            if self._exit_code is None and not self._closed and self._ended(0):
+                told = os.read(self._status, _STATUS.size) if wait([self._status], _TOLD_S) else b""
+                self._exit_code = _STATUS.unpack(told)[0] if told else None
+            return self._exit_code
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for its end, at most `timeout` seconds; whether it has ended."""
+        with self._lock:
+            return self._closed or self._ended(timeout)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal. Nothing happens if it has ended."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self._closed:
+                signal.pidfd_send_signal(self.sentinel, number)
+
+    def stop(self, timeout: float) -> None:
+        """End it, by force when it has not ended after `timeout` seconds. Idempotent."""
+        self.link.close()
+        if not self.join(timeout):
+            self.kill()
+            self.join()
+        _ = self.exit_code
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self.sentinel)
+                os.close(self._status)
+
+    def _ended(self, timeout: float | None) -> bool:
+        return bool(wait([self.sentinel], timeout))
+
+
+class ForkServer:
+    """The process that forks. Made from the main thread, before the server has connections."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with theirs, _one_thread():
+            server = os.getpid()
+            self.pid = os.fork()
+            if self.pid == 0:
+                _Forker(theirs, server).run()
+
+    def fork(self, target: Target, *args: Any, environment: Mapping[str, str]) -> Child:
+        """Run `target(lifeline, *args)` in a new process with exactly this environment.
+
+        Raises:
+            ForkServerGoneError: There is nobody to fork it.
+        """
+        ours, theirs = socket.socketpair()
+        request = pickle.dumps((dict(environment), target, args))
+        with self._lock, theirs:
+            try:
+                _send(self._control, request, [theirs.fileno()])
+                answer, (sentinel, status) = _receive(self._control, 2)
+            except (OSError, ValueError, EOFError) as error:
+                ours.close()
+                raise ForkServerGoneError(
+                    f"the process that forks stages' processes (pid {self.pid}) is gone"
+                ) from error
+        (pid,) = _STATUS.unpack(answer)
+        return Child(pid, Connection(ours.detach()), sentinel, status)
+
+    def close(self) -> None:
+        """End it. What it has forked goes on."""
+        self._control.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+_running: dict[int, ForkServer] = {}
+"""The fork server of this process, by pid, because a forked process inherits this variable."""
+
+
+def fork_server() -> ForkServer:
+    """This process's fork server, started when it is first asked for.
+
+    Import what the children are to have before that.
+    """
+    pid = os.getpid()
+    if pid not in _running:
+        _running.clear()
+        _running[pid] = ForkServer()
+    return _running[pid]
+
+
+class _Forker:
+    """The loop of the process that forks. One thread, no state but its children."""
+
+    def __init__(self, control: socket.socket, server: int) -> None:
+        self._control = control
+        self._children: dict[int, tuple[int, int]] = {}
+        """By pidfd: the process id, and the pipe that its exit code goes to."""
+        self._server = os.pidfd_open(server)
+
+    def run(self) -> NoReturn:
+        """Serve until the server is gone."""
+        code = 1
+        try:
+            set_process_title("OmniForkServer")
+            os.setsid()  # A terminal's Ctrl+C is for the server to act on.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            _close_sockets(keep={self._control.fileno(), _STDERR})
+            code = self._serve()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _serve(self) -> int:
+        while True:
+            ready = wait([self._control, self._server, *self._children])
+            for pidfd in self._children.keys() & set(ready):
+                self._reap(pidfd)
+            if self._server in ready:
+                return 0
+            if self._control in ready:
+                try:
+                    request, (link,) = _receive(self._control, 1)
+                except EOFError:
+                    return 0
+                self._fork(request, link)
+
+    def _fork(self, request: bytes, link: int) -> None:
+        status_reader, status_writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(status_reader)
+            os.close(status_writer)
+            self._become(request, link)
+        os.close(link)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (pid, status_writer)
+        _send(self._control, _STATUS.pack(pid), [pidfd, status_reader])
+        os.close(status_reader)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, status_writer = self._children.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # The server may not care any more.
+            os.write(status_writer, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+        os.close(status_writer)
+        os.close(pidfd)
+
+    def _become(self, request: bytes, link: int) -> NoReturn:
+        """Turn this process, just forked, into what the request asks for."""
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._control.close()
+            for pidfd, (_, status_writer) in self._children.items():
+                os.close(pidfd)
+                os.close(status_writer)
+            environment: Mapping[str, str]
+            environment, target, args = pickle.loads(request)  # from our own server process
+            _use_environment(environment)
+            target(Lifeline(Connection(link), self._server), *args)
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _use_environment(environment: Mapping[str, str]) -> None:
+    """Make this process's environment the given one, and have torch heed it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    # Read at import otherwise, which in a forked process is long past.
+    if threads := environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: a fork inherits a thread pool without its threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _close_sockets(keep: set[int]) -> None:
+    """Close inherited sockets, so that a port which the server closes is closed."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor <= _STDERR or descriptor in keep:
+            continue
+        with contextlib.suppress(OSError):  # The listing's own descriptor is closed by now.
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+
+
+def _send(control: socket.socket, payload: bytes, descriptors: list[int]) -> None:
+    socket.send_fds(control, [_HEADER.pack(len(payload))], descriptors)
+    control.sendall(payload)
+
+
+def _receive(control: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
+    header, found, _, _ = socket.recv_fds(control, _HEADER.size, descriptors)
+    if len(header) < _HEADER.size:
+        raise EOFError("closed")
+    size = _HEADER.unpack(header)[0]
+    payload = bytearray()
+    while len(payload) < size:
+        if not (part := control.recv(size - len(payload))):
+            raise EOFError("closed")
+        payload += part
+    return bytes(payload), found

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a stage's process did not start, told to the server by that process.
+
+The reason is what the process logged with a traceback, or raised; with it come the last lines of
+its log. Without this a user reads "Engine core initialization failed. See root cause above" and
+looks through the mixed logs of all stages.
+"""
+
+import logging
+import mmap
+import signal
+from collections import deque
+from typing import Self
+
+import msgspec
+
+from vllm_omni.errors import OmniError
+
+KEPT_LINES = 20
+_MAX_BYTES = 64 << 10
+_LOGGERS = ("vllm.v1", "vllm.model_executor", "vllm.config", "vllm_omni")
+"""Below vLLM's root logger, whose handlers an engine core replaces."""
+
+
+class StartFailure(OmniError, RuntimeError):
+    """A stage's process did not start.
+
+    Attributes:
+        reason: Why, in a line.
+        log: The last lines of its log.
+    """
+
+    def __init__(self, reason: str, log: tuple[str, ...] = ()) -> None:
+        tail = "".join(f"\n    {line}" for line in log)
+        super().__init__(reason + (f"\n  the last lines of its log:{tail}" if tail else ""))
+        self.reason = reason
+        self.log = log
+
+    @classmethod
+    def ended(cls, exit_code: int | None) -> Self:
+        """Of a process that ended without a word."""
+        return cls(f"its process {_how_it_ended(exit_code)}")
+
+
+class StartReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage's process says once it is ready, or has failed.
+
+    Attributes:
+        pid: The process that computes.
+        reason: Why it failed; None if it did not.
+        misconfigured: The deployment or the checkpoint is at fault.
+        log: The last lines of its log, if it failed.
+    """
+
+    pid: int = 0
+    reason: str | None = None
+    misconfigured: bool = False
+    log: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """For `decode`, in another process."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """What `encode` made."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+    def raise_for_failure(self) -> None:
+        """Raise `StartFailure` if it failed."""
+        if self.reason is not None:
+            raise StartFailure(self.reason, self.log)
+
+
+class StartLog(logging.Handler):
+    """Keeps the last log lines of this process and those that it forks, and what they raised.
+
+    They share a page of memory, since the process that fails cannot answer any more.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._shared = mmap.mmap(-1, _MAX_BYTES)
+        self._size = 0
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        message = record.getMessage()
+        first, *more = message.splitlines() or [""]
+        self._lines.append(f"{record.levelname} {first[:300]}" + (" [...]" if more else ""))
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            self._write(StartReport(reason=describe(error), log=tuple(self._lines)))
+
+    def failure(
+        self, error: BaseException, exit_code: int | None, *, misconfigured: bool = False
+    ) -> StartReport:
+        """What to tell the server: what a forked process raised, else what this one did."""
+        if told := self._read():
+            return told
+        reason = describe(error) if exit_code is None else f"its process {_how_it_ended(exit_code)}"
+        return StartReport(reason=reason, misconfigured=misconfigured, log=tuple(self._lines))
+
+    def close(self) -> None:
+        """See `logging.Handler`."""
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(self)
+        super().close()
+
+    def _write(self, report: StartReport) -> None:
+        if (data := report.encode()) and len(data) + 4 <= _MAX_BYTES:
+            self._shared[4 : 4 + len(data)] = data
+            self._shared[:4] = len(data).to_bytes(4, "little")
+
+    def _read(self) -> StartReport | None:
+        size = int.from_bytes(self._shared[:4], "little")
+        return StartReport.decode(self._shared[4 : 4 + size]) if size else None
+
+
+def describe(error: BaseException) -> str:
+    """An error in a line: its text, with its type unless it is one of ours.
+
+    A missing file or too little memory is often what the error came from.
+    """
+    text = " ".join(str(error).split())
+    return text if isinstance(error, OmniError) else f"{type(error).__name__}: {text}"
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "ended"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = " (the kernel does that when memory is short)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
