@@ -122,6 +122,9 @@ class MeteredReplica(StageReplica):
     async def check_health(self) -> None:
         await self._replica.check_health()
 
+    async def ping(self) -> None:
+        await self._replica.ping()
+
     @property
     def load(self) -> int:
         return self._replica.load

@@ -23,6 +23,10 @@ class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
 
 
+LOST = TensorHandle("", 0, b"")
+"""Stands for a payload that its medium had no room for."""
+
+
 class RowSpan(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive rows (one row per token position) that a stage produced for one request.
 
@@ -41,3 +45,8 @@ class RowSpan(msgspec.Struct, frozen=True, array_like=True):
     def stop(self) -> int:
         """Position after the last row."""
         return self.start + self.count
+
+    @property
+    def lost(self) -> bool:
+        """Whether the rows could not be stored: whatever needs them fails."""
+        return self.handle == LOST

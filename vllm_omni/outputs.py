@@ -2,6 +2,7 @@
 """What comes out of a stage, and what a caller gets."""
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -19,6 +20,13 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str | None = None
 
 
+NO_ROOM = ErrorInfo(
+    message="shared memory is full: the stages of this request cannot exchange their tensors",
+    status_code=int(HTTPStatus.SERVICE_UNAVAILABLE),
+)
+"""Of a request whose tensors a connector had no room for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
     """What an autoregressive stage produced for one request in one engine step.
@@ -32,6 +40,7 @@ class TokenOutput:
             sampled token that has been fed back, so they trail the tokens by one.
         finished: This is the request's last output.
         finish_reason: vLLM's (`stop`, `length`, ...), with the last output.
+        error: The stage cannot go on with this request, which has not ended there.
         output: vLLM's own output object of this step, for final-output stages.
     """
 
@@ -41,6 +50,7 @@ class TokenOutput:
     spans: tuple[RowSpan, ...] = ()
     finished: bool = False
     finish_reason: str | None = None
+    error: ErrorInfo | None = None
     output: RequestOutput | None = None
 
 

@@ -56,6 +56,13 @@ class StageReplica(ABC):
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the replica's process is gone."""
 
+    @abstractmethod
+    async def ping(self) -> None:
+        """Return once the engine has answered between two of its steps; may take for ever.
+
+        Raises `EngineDeadError` if the replica's process is gone.
+        """
+
     @property
     @abstractmethod
     def load(self) -> int:
@@ -76,6 +83,9 @@ class StartingReplica(Protocol):
 
     def ready(self) -> StageReplica:
         """Block until it serves; raises, and has ended what was begun, if it does not."""
+
+    def abandon(self) -> None:
+        """From another thread than that of `ready`: have `ready` fail soon."""
 
     def cancel(self) -> None:
         """End what was begun. Idempotent, and harmless after the replica's own shutdown."""

@@ -20,6 +20,7 @@ from tests.dfx.deployments import config
 from tests.dfx.probe import children, leftovers
 from tests.parity.harness import Deployment
 from vllm_omni.ar.replica import ArReplica
+from vllm_omni.config.plan import Reliability
 from vllm_omni.diffusion.client import DiffusionReplica
 from vllm_omni.errors import StageUnavailableError
 
@@ -28,13 +29,16 @@ pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.
 # A kill is noticed within half a second; the rest is room for a busy machine.
 AT_ONCE_S = 10.0
 SAMPLES_PER_FRAME = 1920
+STAY_DEAD = Reliability(max_respawns=0, retry_requests=False)
 
 
 class Victim:
     """A deployment, and what its requests give."""
 
     def __init__(self, model: Path, thinkers: int) -> None:
-        self.running = Deployment(model, deploy_config=config((thinkers, 1, 1)), async_chunk=True)
+        self.running = Deployment(
+            model, deploy_config=config((thinkers, 1, 1)), async_chunk=True, reliability=STAY_DEAD
+        )
         self.omni = self.running.omni
         messages = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
         self.prompt = AutoProcessor.from_pretrained(model).apply_chat_template(

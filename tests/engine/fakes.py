@@ -21,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.pipeline import Edge, EdgeContext, EdgeState, Pipeline, Stage
+from vllm_omni.config.plan import Reliability
 from vllm_omni.connectors.base import make_key
 from vllm_omni.connectors.segments import new_deployment_id
 from vllm_omni.connectors.shm import SharedMemoryConnector
@@ -93,6 +94,7 @@ class FakeReplica(StageReplica):
         refuses: What `submit` raises.
         gate: `submit` waits for it.
         health: What `check_health` raises.
+        hangs: `ping` is never answered.
         offers: Its administrative operations.
         shutdowns: Timeouts of all `shutdown` calls.
     """
@@ -105,6 +107,7 @@ class FakeReplica(StageReplica):
         self.refuses: Exception | None = None
         self.gate: asyncio.Event | None = None
         self.health: Exception | None = None
+        self.hangs = False
         self.offers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self.shutdowns: list[float | None] = []
         self._steps: asyncio.Queue[list[StageOutput]] = asyncio.Queue()
@@ -147,6 +150,11 @@ class FakeReplica(StageReplica):
         if self.health is not None:
             raise self.health
 
+    async def ping(self) -> None:
+        self._check("ping")
+        if self.hangs:
+            await asyncio.Event().wait()
+
     @property
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         return self.offers
@@ -157,6 +165,37 @@ class FakeReplica(StageReplica):
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.shutdowns.append(timeout)
+
+
+class FakeLaunch:
+    """How to start a fake replica again.
+
+    Attributes:
+        failures: So many starts fail first.
+        began: When each start began.
+    """
+
+    def __init__(self, replicas: list[FakeReplica], index: int, failures: int) -> None:
+        self.failures = failures
+        self.began: list[float] = []
+        self._replicas = replicas
+        self._index = index
+
+    def begin(self) -> "FakeLaunch":
+        self.began.append(monotonic())
+        return self
+
+    def ready(self) -> FakeReplica:
+        if len(self.began) <= self.failures:
+            raise OSError("no room")
+        self._replicas[self._index] = FakeReplica()
+        return self._replicas[self._index]
+
+    def abandon(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
 
 
 def tokens(
@@ -204,6 +243,7 @@ class House:
     """An orchestrator that runs in the test's own loop, and its stages."""
 
     replicas: Mapping[str, list[FakeReplica]]
+    launches: Mapping[str, list[FakeLaunch]]
     pools: Mapping[str, StagePool]
     connector: SharedMemoryConnector
     orchestrator: Orchestrator
@@ -252,10 +292,9 @@ class House:
         """A request's messages up to its end."""
         own: list[Message] = []
         while True:
-            for message in self._unread:
-                if message.request_id == request_id:
-                    own.append(message)
-            self._unread = [m for m in self._unread if m.request_id != request_id]
+            told = [m for m in self._unread if isinstance(m, Emit | ErrorMessage)]
+            own += [message for message in told if message.request_id == request_id]
+            self._unread = [m for m in told if m.request_id != request_id]
             if own and (isinstance(own[-1], ErrorMessage) or own[-1].last):
                 return own
             self._unread += await asyncio.wait_for(self.outbox.async_q.get(), WAIT_S)
@@ -295,19 +334,39 @@ class House:
 
 
 @asynccontextmanager
-async def house(**counts: int) -> AsyncIterator[House]:
-    """A running orchestrator over fakes; `think=2` makes two replicas of that stage."""
+async def house(
+    reliability: Reliability | None = None, failed_starts: int = 0, **counts: int
+) -> AsyncIterator[House]:
+    """A running orchestrator over fakes; `think=2` makes two replicas of that stage.
+
+    Args:
+        reliability: By default dead replicas stay dead and requests are not tried again.
+        failed_starts: How many starts of a dead replica fail before one goes well.
+        counts: Replicas of each stage.
+    """
     replicas = {s.name: [FakeReplica() for _ in range(counts.get(s.name, 1))] for s in STAGES}
-    pools = {s.name: StagePool(s, i, replicas[s.name]) for i, s in enumerate(STAGES)}
+    launches = {
+        name: [FakeLaunch(made, i, failed_starts) for i in range(len(made))]
+        for name, made in replicas.items()
+    }
+    pools = {
+        s.name: StagePool(s, i, replicas[s.name], launches[s.name]) for i, s in enumerate(STAGES)
+    }
     connector = SharedMemoryConnector(new_deployment_id())
     inbox: janus.Queue[Command] = janus.Queue()
     outbox: janus.Queue[list[Message]] = janus.Queue()
-    topology = Topology(PIPELINE, PretrainedConfig(), streaming=True, edge_extra={})
+    topology = Topology(
+        PIPELINE,
+        PretrainedConfig(),
+        streaming=True,
+        edge_extra={},
+        reliability=reliability or Reliability(max_respawns=0, retry_requests=False),
+    )
     orchestrator = Orchestrator(
         topology, list(pools.values()), connector, inbox.async_q, outbox.sync_q
     )
     task = asyncio.create_task(orchestrator.run())
-    made = House(replicas, pools, connector, orchestrator, inbox, outbox, task)
+    made = House(replicas, launches, pools, connector, orchestrator, inbox, outbox, task)
     try:
         yield made
     finally:

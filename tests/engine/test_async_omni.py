@@ -89,6 +89,7 @@ class Served:
     """An `AsyncOmni` and the replicas behind it."""
 
     def __init__(self, thinkers: int = 1) -> None:
+        self.media_cleared = 0
         deployment_id = new_deployment_id()
         self.replicas = [[Talkative() for _ in range(thinkers)], [Talkative()], [FakeReplica()]]
         pools = [StagePool(s, i, self.replicas[i]) for i, s in enumerate(STAGES)]
@@ -97,11 +98,14 @@ class Served:
         entry: Any = SimpleNamespace(
             vllm_config=None,
             model_config=None,
-            renderer=None,
+            renderer=SimpleNamespace(clear_mm_cache_async=self._clear_media),
             input_processor=None,
             close=lambda: None,
         )
         self.omni = AsyncOmni(LaunchedPipeline(plan(), self.engine, entry, deployment_id))
+
+    async def _clear_media(self) -> None:
+        self.media_cleared += 1
 
     @property
     def thinker(self) -> Talkative:
@@ -258,6 +262,7 @@ async def test_one_of_two_replicas_is_enough_for_health() -> None:
         await served.until(lambda: served.omni.stages[0].live_replicas == 1)
         await served.omni.check_health()
         assert text(await ask(served, 2)) == "<1><2>"
+        assert served.media_cleared == 1, "its successor would lack media that are not sent again"
     finally:
         await asyncio.to_thread(served.omni.shutdown, 0)
 

@@ -7,6 +7,7 @@ and several start at the same time. On other platforms vLLM starts it as it does
 
 import os
 import pickle
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,7 @@ class ArLaunch:
         return StartingArReplica(self, config, core)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StartingArReplica:
     """A replica whose engine core is starting."""
 
@@ -169,7 +170,12 @@ class StartingArReplica:
             raise
         return ArReplica(llm, connector)
 
+    def abandon(self) -> None:
+        """See `StartingReplica`."""
+        if self.core is not None:
+            self.core.child.kill(signal.SIGTERM)
+
     def cancel(self) -> None:
-        """End what was begun."""
+        """See `StartingReplica`."""
         if self.core is not None:
             self.core.stop(0)

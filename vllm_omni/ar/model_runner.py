@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -19,12 +20,15 @@ from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import StageRequest, read_request
 from vllm_omni.connectors.base import make_key
 from vllm_omni.connectors.factory import create_connector
-from vllm_omni.handles import RowSpan
+from vllm_omni.handles import LOST, RowSpan
 from vllm_omni.models.interfaces import RowDriven
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+
+logger = init_logger(__name__)
 
 
 class OmniCPUModelRunner(CPUModelRunner):
@@ -213,12 +217,14 @@ class OmniCPUModelRunner(CPUModelRunner):
         self._puts += 1
         key = make_key(request.request_id, f"{self._stage.stage}-{os.getpid()}-{self._puts}")
         result = self._connector.put(self._stage.stage, self._stage.target, key, rows)
-        if not result.ok or result.handle is None:
-            raise MemoryError(
-                f"stage {self._stage.stage!r}: no room for {result.size} bytes of rows in the "
-                f"connector {self._stage.connector}"
+        if result.handle is None:
+            # The step has other requests too; this one fails when the span arrives.
+            logger.warning(
+                "Request %s: the connector has no room for %d bytes of rows",
+                request.request_id,
+                result.size,
             )
-        return RowSpan(start, count, result.handle)
+        return RowSpan(start, count, result.handle or LOST)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

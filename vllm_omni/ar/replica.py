@@ -16,7 +16,7 @@ from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import RowUpdate, StageRequest, attach_request, frame_sampling
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.inputs import RowInput, RowPrompt, StageInput
-from vllm_omni.outputs import StageOutput, TokenOutput
+from vllm_omni.outputs import NO_ROOM, StageOutput, TokenOutput
 from vllm_omni.replica import StageReplica
 
 
@@ -130,6 +130,10 @@ class ArReplica(StageReplica):
             raise self._dead()
         await self.llm.check_health()
 
+    async def ping(self) -> None:
+        await self.check_health()
+        await self.llm.is_sleeping()
+
     @property
     def load(self) -> int:
         return len(self._live)
@@ -216,5 +220,6 @@ class ArReplica(StageReplica):
             spans=spans,
             finished=output.finished,
             finish_reason=completion.finish_reason,
+            error=NO_ROOM if any(span.lost for span in spans) else None,
             output=output,
         )

@@ -25,7 +25,7 @@ from vllm_omni.config.load import (
     parse_overrides,
 )
 from vllm_omni.config.pipeline import Pipeline
-from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.config.plan import DeploymentPlan, Reliability
 from vllm_omni.config.resolve import StageInputs, check_memory, resolve_stage
 from vllm_omni.config.schema import DeployConfig, StageOverride
 from vllm_omni.config.wiring import resolve_connectors
@@ -50,6 +50,7 @@ def build_plan(
     stage_init_timeout: float = 300.0,
     init_timeout: float = 600.0,
     log_stats: bool = False,
+    reliability: Reliability | None = None,
     served_model_name: str | Sequence[str] | None = None,
     flag_style: str = "--{flag}",
     host: Host | None = None,
@@ -70,6 +71,7 @@ def build_plan(
         stage_init_timeout: Seconds that one stage may take to start.
         init_timeout: Seconds that all of them may take.
         log_stats: Log statistics.
+        reliability: What is done about replicas that die. Default: `Reliability()`.
         served_model_name: Names that clients may use. Default: `model`.
         flag_style: How errors write an entry of `cli`: `--{flag}`, or `{name}` in Python.
         host: The machine to plan for. Default: this one.
@@ -107,6 +109,7 @@ def build_plan(
         stage_init_timeout=stage_init_timeout,
         init_timeout=init_timeout,
         log_stats=log_stats,
+        reliability=reliability or Reliability(),
         deploy_source=loaded.source,
     )
 

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm_omni.config.build import build_plan
 from vllm_omni.config.engine_args import OWNED, engine_arg_types
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey, warn_idle
-from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.config.plan import DeploymentPlan, Reliability
 from vllm_omni.config.schema import StageKeys
 from vllm_omni.errors import OmniConfigError
 
@@ -79,6 +79,28 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
         help="Time that all stages together may take to start.",
     )
     group.add_argument(
+        "--max-respawns",
+        type=_count,
+        default=Reliability.max_respawns,
+        metavar="N",
+        help="How often in a row a replica that died is started again, with delays that double "
+        "from half a second to a minute; 0 for never.",
+    )
+    group.add_argument(
+        "--retry-requests",
+        action=argparse.BooleanOptionalAction,
+        default=Reliability.retry_requests,
+        help="Try a request once more on another replica if its replica died before the client "
+        "got anything of it.",
+    )
+    group.add_argument(
+        "--stage-hang-timeout",
+        type=_positive_seconds,
+        default=Reliability.stage_hang_timeout,
+        metavar="SECONDS",
+        help="A replica that has work and gives no sign of life for so long counts as dead.",
+    )
+    group.add_argument(
         "--log-stats",
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -110,6 +132,13 @@ def _positive_seconds(text: str) -> float:
     if not seconds > 0:
         raise argparse.ArgumentTypeError(f"should be a positive number of seconds, not {text}")
     return seconds
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"should be 0 or more, not {text}")
+    return count
 
 
 def _json_value(text: str) -> Any:
@@ -186,6 +215,11 @@ def plan_from_args(args: argparse.Namespace, explicit: Mapping[str, Any]) -> Dep
         stage_init_timeout=args.stage_init_timeout,
         init_timeout=args.init_timeout,
         log_stats=args.log_stats,
+        reliability=Reliability(
+            max_respawns=args.max_respawns,
+            retry_requests=args.retry_requests,
+            stage_hang_timeout=args.stage_hang_timeout,
+        ),
         served_model_name=args.served_model_name,
     )
 

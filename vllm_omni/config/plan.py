@@ -91,6 +91,23 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """What is done about replicas that die.
+
+    Attributes:
+        max_respawns: How often in a row a dead replica is started again; 0 for never.
+        retry_requests: A request that was lost with a replica before the client got anything of it
+            is tried once more on another.
+        stage_hang_timeout: Seconds without a sign of life after which a replica with work counts
+            as dead.
+    """
+
+    max_respawns: int = 10
+    retry_requests: bool = True
+    stage_hang_timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentPlan:
     """A pipeline, ready to be started.
 
@@ -105,6 +122,7 @@ class DeploymentPlan:
         stage_init_timeout: Seconds that one stage may take to start.
         init_timeout: Seconds that all of them may take.
         log_stats: Log statistics.
+        reliability: What is done about replicas that die.
         deploy_source: The deploy file in use, for logs.
     """
 
@@ -118,6 +136,7 @@ class DeploymentPlan:
     stage_init_timeout: float = 300.0
     init_timeout: float = 600.0
     log_stats: bool = False
+    reliability: Reliability = Reliability()
     deploy_source: str = "deploy config"
 
     @property

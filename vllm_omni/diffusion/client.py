@@ -12,7 +12,7 @@ import zmq.asyncio
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.diffusion.messages import Abort, Inputs, ToWorker, decode_outputs, encode
+from vllm_omni.diffusion.messages import Abort, Inputs, Ping, ToWorker, decode_outputs, encode
 from vllm_omni.diffusion.process import WorkerProcess
 from vllm_omni.diffusion.worker import WorkerConfig
 from vllm_omni.inputs import ProgramInput, StageInput
@@ -42,6 +42,7 @@ class DiffusionReplica(StageReplica):
         self._socket: zmq.asyncio.Socket | None = None
         self._died: asyncio.Future[None] | None = None
         self._received: asyncio.Future[bytes] | None = None
+        self._heard = asyncio.Event()
         self._shutdown_lock = threading.Lock()
         self._shut_down = False
 
@@ -106,10 +107,17 @@ class DiffusionReplica(StageReplica):
             if not received.done():
                 raise self._dead()
             self._received = None
+            self._heard.set()
             outputs = [o for o in decode_outputs(received.result()) if o.request_id in self._live]
             self._live.difference_update(o.request_id for o in outputs if o.finished)
             if outputs:
                 return list(outputs)
+
+    async def ping(self) -> None:
+        """See `StageReplica`. Any message of the process is a sign of life."""
+        self._heard.clear()
+        await self._send(Ping())
+        await self._heard.wait()
 
     async def check_health(self) -> None:
         """See `StageReplica`."""

@@ -71,7 +71,7 @@ class DiffusionLaunch:
         return StartingDiffusionReplica(process, config, self.init_timeout)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StartingDiffusionReplica:
     """A replica whose process is starting."""
 
@@ -93,7 +93,11 @@ class StartingDiffusionReplica:
             raise
         return DiffusionReplica(self.process, self.config)
 
+    def abandon(self) -> None:
+        """See `StartingReplica`."""
+        self.process.kill()
+
     def cancel(self) -> None:
-        """End what was begun."""
+        """See `StartingReplica`."""
         self.process.stop(0)
         shutil.rmtree(self.config.folder, ignore_errors=True)

@@ -25,8 +25,11 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_ids: list[str]
 
 
-ToWorker = Inputs | Abort
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Answered between two steps, by an empty list of outputs."""
 
+
+ToWorker = Inputs | Abort | Ping
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -15,13 +15,13 @@ from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.connectors.base import OmniConnector, make_key
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.diffusion.engine import Emission, Engine
-from vllm_omni.diffusion.messages import Abort, decode_to_worker, encode
+from vllm_omni.diffusion.messages import Abort, Ping, decode_to_worker, encode
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.spec import LoadContext, resolve_program
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import ProgramInput
-from vllm_omni.outputs import ErrorInfo, ProgramOutput
+from vllm_omni.outputs import NO_ROOM, ErrorInfo, ProgramOutput
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +135,9 @@ class Worker:
             if isinstance(message, Abort):
                 self._abort(message.request_ids)
                 continue
+            if isinstance(message, Ping):
+                self._socket.send(encode([]))
+                continue
             for request_id, program_input in message.inputs:
                 self._take_input(request_id, program_input, message.first)
 
@@ -198,7 +201,8 @@ class Worker:
             put = self._connector.put(config.stage, config.target, key, emission.tensors)
             handle = put.handle
             if not put.ok:
-                error = ErrorInfo(message=f"{config.stage} failed: no room for {put.size} bytes")
+                logger.warning("Request %s: no room for %d bytes of output", request_id, put.size)
+                error = NO_ROOM
         return ProgramOutput(
             request_id=request_id,
             modality=emission.modality,

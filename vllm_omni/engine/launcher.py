@@ -261,6 +261,7 @@ def _topology(plan: DeploymentPlan) -> Topology:
             (edge.source, edge.target): dict(plan.edge_extra(edge.source, edge.target))
             for edge in plan.pipeline.edges
         },
+        reliability=plan.reliability,
     )
 
 

@@ -12,11 +12,13 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import janus
+import msgspec
 from transformers import PretrainedConfig
 from vllm.exceptions import VLLMClientError
 from vllm.logger import init_logger
@@ -24,7 +26,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.pipeline import EdgeContext, EdgeState, Pipeline
+from vllm_omni.config.plan import Reliability
 from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.engine.attempts import Attempts
 from vllm_omni.engine.client_outputs import client_output, empty_output
 from vllm_omni.engine.messages import (
     Abort,
@@ -34,9 +38,11 @@ from vllm_omni.engine.messages import (
     Emit,
     ErrorMessage,
     Message,
+    ReplicaLost,
     Shutdown,
     Submit,
 )
+from vllm_omni.engine.recovery import Recovery, watch_for_hang
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.errors import (
@@ -47,7 +53,8 @@ from vllm_omni.errors import (
 )
 from vllm_omni.inputs import StageInput
 from vllm_omni.metrics.pipeline import PipelineMetrics
-from vllm_omni.outputs import ProgramOutput, StageOutput
+from vllm_omni.outputs import ErrorInfo, StageOutput
+from vllm_omni.replica import StageReplica
 
 logger = init_logger(__name__)
 
@@ -63,12 +70,14 @@ class Topology:
         config: The checkpoint's Hugging Face config.
         streaming: `async_chunk`.
         edge_extra: The connector's `extra` of each edge, by (source, target).
+        reliability: What is done about replicas that die.
     """
 
     pipeline: Pipeline
     config: PretrainedConfig
     streaming: bool
     edge_extra: dict[tuple[str, str], dict[str, Any]]
+    reliability: Reliability = field(default_factory=Reliability)
 
 
 class Orchestrator:
@@ -99,12 +108,14 @@ class Orchestrator:
         self._states: dict[str, RequestState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics = PipelineMetrics()
+        self._attempts = Attempts()
+        self._recovery = Recovery(topology.reliability)
 
     async def run(self) -> None:
         """Serve until a `Shutdown` arrives; then every pool has been shut down."""
         for name, pool in self._pools.items():
             for replica_id in pool.live_replica_ids:
-                self._spawn(self._poll(name, replica_id))
+                self._attend(name, replica_id)
         self._spawn(self._watch_health())
         timeout: float | None = None
         try:
@@ -113,7 +124,13 @@ class Orchestrator:
             logger.info("[Orchestrator] Received shutdown signal")
             await self._close(timeout)
 
+    def _attend(self, stage: str, replica_id: int) -> None:
+        """Begin to take a replica's outputs, and to notice its death."""
+        self._spawn(self._poll(stage, replica_id))
+        self._spawn(self._watch_for_hang(stage, replica_id))
+
     async def _close(self, timeout: float | None) -> None:
+        self._recovery.close()
         for request_id in list(self._states):
             self._fail(request_id, "the server is shutting down")
         for task in self._tasks:
@@ -138,7 +155,7 @@ class Orchestrator:
                 case Submit() as submit:
                     self._add_request(submit)
                 case Abort(request_ids):
-                    await self._abort(request_ids)
+                    await self._abort([self._attempts.current(each) for each in request_ids])
                 case Call() as call:
                     self._spawn(self._call(call))
                 case Shutdown(timeout):
@@ -187,6 +204,7 @@ class Orchestrator:
             arrival=submit.arrival,
             edges=edges,
             text_kind=kind if edges else RequestOutputKind.DELTA,
+            submit=submit,
         )
 
     async def _enter(self, state: RequestState, stage: str, prompt: Any, **kwargs: Any) -> None:
@@ -197,6 +215,7 @@ class Orchestrator:
             return
         try:
             replica_id = pool.bind(request_id)
+            replica = pool.replica(replica_id)
             state.submitted_to(stage, replica_id)
             await pool.submit(
                 request_id,
@@ -207,11 +226,12 @@ class Orchestrator:
             )
             if request_id not in self._states:
                 # Its abort may have come before the replica knew of it.
-                await pool.replica(replica_id).abort([request_id])
+                await replica.abort([request_id])
         except StageUnavailableError:
             self._finish_with([self._no_replica(request_id, pool)])
         except EngineDeadError as error:
-            await self._replica_died(stage, replica_id, error)
+            await self._replica_died(stage, replica_id, replica, error)
+            self._lose([request_id], pool, error)
         except Exception as error:  # Any other failure to start belongs to this request alone.
             self._fail_with(request_id, error, pool.stage_id)
 
@@ -240,13 +260,22 @@ class Orchestrator:
 
     async def _poll(self, stage: str, replica_id: int) -> None:
         pool = self._pools[stage]
-        while replica_id in pool.live_replica_ids:
+        replica = pool.replica(replica_id)
+        while pool.is_attached(replica_id, replica):
             try:
-                outputs = await pool.replica(replica_id).outputs()
+                outputs = await replica.outputs()
             except EngineDeadError as error:
-                await self._replica_died(stage, replica_id, error)
+                await self._replica_died(stage, replica_id, replica, error)
                 return
             await self._settle(stage, outputs)
+
+    async def _watch_for_hang(self, stage: str, replica_id: int) -> None:
+        pool = self._pools[stage]
+        replica = pool.replica(replica_id)
+        try:
+            await watch_for_hang(pool, replica_id, self._topology.reliability.stage_hang_timeout)
+        except EngineDeadError as error:
+            await self._replica_died(stage, replica_id, replica, error)
 
     async def _settle(self, stage: str, outputs: Sequence[StageOutput]) -> None:
         """Account for one engine step of a replica: emit, feed the edges, end what has ended."""
@@ -254,16 +283,17 @@ class Orchestrator:
         starts: list[tuple[RequestState, str, StageInput]] = []
         updates: dict[str, list[tuple[str, StageInput]]] = defaultdict(list)
         ended: list[RequestState] = []
+        now = time.monotonic()
         for output in outputs:
             state = self._states.get(output.request_id)
             if state is None:
                 self._connector.cleanup(output.request_id)
                 continue
-            if isinstance(output, ProgramOutput) and output.error is not None:
-                messages.append(self._program_failure(stage, output))
+            if output.error is not None:
+                messages.append(self._stage_failure(stage, output.request_id, output.error))
                 self._drop(messages[-1])
                 continue
-            state.note_output(stage, output)
+            state.note_output(stage, output, now)
             try:
                 self._emit(stage, state, output, messages)
                 self._feed(stage, state, output, starts, updates)
@@ -296,6 +326,7 @@ class Orchestrator:
             return
         made = client_output(self._stage_id(stage), modality, state, output, self._connector)
         if made is not None:
+            state.submit = None
             messages.append(Emit(state.request_id, made))
 
     def _feed(
@@ -355,8 +386,8 @@ class Orchestrator:
         )
 
     async def _update(self, stage: str, batch: list[tuple[str, StageInput]]) -> None:
-        for replica_id, error in (await self._pools[stage].update(batch)).items():
-            await self._replica_died(stage, replica_id, error)
+        for replica_id, (replica, error) in (await self._pools[stage].update(batch)).items():
+            await self._replica_died(stage, replica_id, replica, error)
 
     # Failure and release.
 
@@ -371,6 +402,7 @@ class Orchestrator:
             else:
                 pool.unbind(request_id)
         self._connector.cleanup(request_id)
+        self._attempts.forget(request_id)
 
     def _finish_with(self, messages: list[Message]) -> None:
         """Send failures and end their requests."""
@@ -407,14 +439,15 @@ class Orchestrator:
             cause=error,
         )
 
-    def _program_failure(self, stage: str, output: ProgramOutput) -> ErrorMessage:
-        assert output.error is not None
+    def _stage_failure(self, stage: str, request_id: str, error: ErrorInfo) -> ErrorMessage:
+        unavailable = error.status_code == HTTPStatus.SERVICE_UNAVAILABLE
         return ErrorMessage(
-            error=output.error.message,
-            request_id=output.request_id,
+            error=error.message,
+            request_id=request_id,
             stage_id=self._stage_id(stage),
-            status_code=output.error.status_code,
-            error_type=output.error.error_type,
+            status_code=error.status_code,
+            error_type=error.error_type,
+            cause=StageUnavailableError(error.message) if unavailable else None,
         )
 
     def _no_replica(self, request_id: str, pool: StagePool) -> ErrorMessage:
@@ -427,32 +460,67 @@ class Orchestrator:
             cause=StageUnavailableError(text),
         )
 
-    async def _replica_died(self, stage: str, replica_id: int, error: EngineDeadError) -> None:
-        """Evict a dead replica; its requests fail, and all of the stage's if it was the last.
+    async def _replica_died(
+        self, stage: str, replica_id: int, replica: StageReplica, error: EngineDeadError
+    ) -> None:
+        """Evict a dead replica, and see to its requests: all of the stage's if it was the last.
 
-        Several tasks may notice the same death, each with requests that only it knows of.
+        Several tasks may notice the same death; the first one acts.
         """
         pool = self._pools[stage]
+        if not pool.is_attached(replica_id, replica):
+            return
+        logger.error("Stage %s replica %d died, evicting it: %s", stage, replica_id, error.args[-1])
         lost = set(pool.requests_on(replica_id))
-        evicted = pool.evict_replica(replica_id)
-        if evicted is not None:
-            logger.error("Stage %s replica %d died; evicting it", stage, replica_id)
+        ending = pool.evict_replica(replica_id)
+        self._send([ReplicaLost(stage_id=pool.stage_id, replica_id=replica_id)])
         if pool.live_num_replicas == 0:
             lost |= {r for r, state in self._states.items() if stage in state.times}
-        self._finish_with(
-            [
-                ErrorMessage(
-                    error=str(error),
-                    request_id=request_id,
-                    stage_id=pool.stage_id,
-                    fatal=True,
-                    cause=error,
+        self._lose(lost, pool, error)
+        assert ending is not None
+        self._spawn(self._restore(stage, replica_id, ending))
+
+    async def _restore(self, stage: str, replica_id: int, ending: asyncio.Future[None]) -> None:
+        """Start an evicted replica again, once what is left of it has ended."""
+        await ending
+        if await self._recovery.restart(self._pools[stage], replica_id):
+            self._attend(stage, replica_id)
+
+    def _lose(self, request_ids: Iterable[str], pool: StagePool, error: EngineDeadError) -> None:
+        """Fail requests whose replica died, but for those that can be tried once more."""
+        failures: list[Message] = []
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is not None and self._may_retry(state):
+                self._retry(state)
+            elif state is not None:
+                failures.append(
+                    ErrorMessage(
+                        error=str(error),
+                        request_id=request_id,
+                        stage_id=pool.stage_id,
+                        fatal=True,
+                        cause=error,
+                    )
                 )
-                for request_id in lost
-            ]
+        self._finish_with(failures)
+
+    def _may_retry(self, state: RequestState) -> bool:
+        return (
+            self._topology.reliability.retry_requests
+            and state.submit is not None
+            and not self._attempts.is_second(state.request_id)
+            and all(self._pools[name].live_num_replicas for name in state.needed)
         )
-        if evicted is not None:
-            await evicted
+
+    def _retry(self, state: RequestState) -> None:
+        """Start a request over, as if it had just come."""
+        assert state.submit is not None
+        del self._states[state.request_id]
+        self._spawn(self._release(state))
+        again = self._attempts.again(state.request_id)
+        logger.info("Request %s lost its replica and is tried again", state.request_id)
+        self._add_request(msgspec.structs.replace(state.submit, request_id=again))
 
     async def _watch_health(self) -> None:
         """Notice replicas that die while nothing is asked of them."""
@@ -460,10 +528,11 @@ class Orchestrator:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             for name, pool in self._pools.items():
                 for replica_id in pool.live_replica_ids:
+                    replica = pool.replica(replica_id)
                     try:
-                        await pool.replica(replica_id).check_health()
+                        await replica.check_health()
                     except EngineDeadError as error:
-                        await self._replica_died(name, replica_id, error)
+                        await self._replica_died(name, replica_id, replica, error)
 
     # Small things.
 
@@ -472,7 +541,7 @@ class Orchestrator:
 
     def _send(self, messages: list[Message]) -> None:
         if messages:
-            self._outbox.put_nowait(messages)
+            self._outbox.put_nowait(self._attempts.for_caller(messages))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         """Run a coroutine beside the command loop; a bug in it is fatal, never silent."""

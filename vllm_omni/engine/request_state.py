@@ -10,6 +10,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from vllm_omni.config.pipeline import EdgeState, Stage
+from vllm_omni.engine.messages import Submit
 from vllm_omni.outputs import StageMetrics, StageOutput, TokenOutput
 
 
@@ -31,6 +32,7 @@ class RequestState:
         needed: Stages that it visits, by name.
         edges: Its passage over each edge between needed stages: (target, edge) by source.
         text_kind: How the caller wants text (deltas, cumulative, at the end).
+        submit: What was submitted, until the caller has got anything of it.
         open_stages: Stages that have not ended (or been skipped).
     """
 
@@ -42,6 +44,7 @@ class RequestState:
     arrival: float
     edges: dict[str, list[tuple[str, EdgeState]]]
     text_kind: RequestOutputKind
+    submit: Submit | None = None
     open_stages: set[str] = field(default_factory=set)
     times: dict[str, _StageTimes] = field(default_factory=dict)
     _text: RequestOutput | None = None
@@ -61,10 +64,9 @@ class RequestState:
         """Note that the request entered a stage."""
         self.times[stage] = _StageTimes(replica, time.monotonic())
 
-    def note_output(self, stage: str, output: StageOutput) -> None:
-        """Account for an output of a stage."""
+    def note_output(self, stage: str, output: StageOutput, now: float) -> None:
+        """Account for an output of a stage that came at `now` (`time.monotonic`)."""
         times = self.times[stage]
-        now = time.monotonic()
         times.first_output = times.first_output or now
         times.outputs += 1
         if isinstance(output, TokenOutput):

@@ -65,6 +65,10 @@ class StagePool:
             )
         return replica
 
+    def is_attached(self, replica_id: int, replica: StageReplica) -> bool:
+        """Whether this very replica has not been evicted; another may be in its place."""
+        return self._replicas[replica_id] is replica
+
     def select_replica_id(self) -> int:
         """The least loaded live replica.
 
@@ -93,7 +97,9 @@ class StagePool:
         """Start a request on the replica that it is bound to."""
         await self.replica(self._bound[request_id]).submit(request_id, prompt, params, **kwargs)
 
-    async def update(self, updates: Sequence[tuple[str, StageInput]]) -> dict[int, EngineDeadError]:
+    async def update(
+        self, updates: Sequence[tuple[str, StageInput]]
+    ) -> dict[int, tuple[StageReplica, EngineDeadError]]:
         """Append input to running requests: one message per replica.
 
         What belongs to no live replica is dropped: its request has ended or is about to.
@@ -113,7 +119,7 @@ class StagePool:
             try:
                 await replica.update(batch)
             except EngineDeadError as error:
-                dead[replica_id] = error
+                dead[replica_id] = (replica, error)
         return dead
 
     def unbind(self, request_id: str) -> int | None:
@@ -130,8 +136,15 @@ class StagePool:
         for replica_id, batch in by_replica.items():
             await self.replica(replica_id).abort(batch)
 
+    def attach_replica(self, replica_id: int, replica: StageReplica) -> None:
+        """Fill the hole that an evicted replica has left."""
+        assert self._replicas[replica_id] is None, "the replica was not evicted"
+        self._replicas[replica_id] = replica
+
     def evict_replica(self, replica_id: int) -> asyncio.Future[None] | None:
         """Leave a hole in a dead replica's place, at once, and shut it down in a thread.
+
+        Its requests are forgotten, for another may take its place.
 
         Returns:
             The shutdown; None if it was evicted before.
@@ -147,6 +160,8 @@ class StagePool:
         replica, self._replicas[replica_id] = self._replicas[replica_id], None
         if replica is None:
             return None
+        for request_id in self.requests_on(replica_id):
+            del self._bound[request_id]
         return asyncio.get_running_loop().run_in_executor(None, replica.shutdown, 0)
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -16,7 +16,15 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.engine.launcher import LaunchedPipeline, launch_pipeline
-from vllm_omni.engine.messages import Abort, Call, CallResult, Emit, ErrorMessage, Message
+from vllm_omni.engine.messages import (
+    Abort,
+    Call,
+    CallResult,
+    Emit,
+    ErrorMessage,
+    Message,
+    ReplicaLost,
+)
 from vllm_omni.entrypoints.requests import RequestFactory
 from vllm_omni.errors import OmniClientError, OmniGenerateError, StageUnavailableError
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
@@ -51,6 +59,7 @@ class AsyncOmni(EngineClient):
         self._dispatcher: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
         self._draining = False
+        self._clearing: set[asyncio.Future[None]] = set()
         entry = launched.entry_llm
         self.vllm_config = entry.vllm_config
         self.model_config = entry.model_config
@@ -184,6 +193,8 @@ class AsyncOmni(EngineClient):
             for message in await self._engine.receive():
                 if isinstance(message, CallResult):
                     self._answer(message)
+                elif isinstance(message, ReplicaLost):
+                    self._forget_media(message)
                 elif isinstance(message, ErrorMessage) and message.request_id is None:
                     if message.fatal:
                         self._die(message)
@@ -191,6 +202,13 @@ class AsyncOmni(EngineClient):
                     stream.put_nowait(message)
                 elif isinstance(message, ErrorMessage):
                     logger.debug("dropping error for unknown req %s", message.request_id)
+
+    def _forget_media(self, lost: ReplicaLost) -> None:
+        """The engine core that replaces a dead one has no media that the renderer need not send."""
+        if self._engine.pools[lost.stage_id].stage.name == self.pipeline.entry.name:
+            clearing = asyncio.ensure_future(self.renderer.clear_mm_cache_async())
+            self._clearing.add(clearing)
+            clearing.add_done_callback(self._clearing.discard)
 
     def _answer(self, result: CallResult) -> None:
         future = self._calls.pop(result.call_id, None)

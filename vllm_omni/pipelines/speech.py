@@ -82,6 +82,13 @@ class RowLedger:
                 self._spans.append((span, self.stop - start))
                 self.stop = stop
 
+    def pass_through(self, span: RowSpan) -> bool:
+        """Hand a span on without keeping it, if it is the next one and none waits before it."""
+        if self._spans or span.start != self.stop or self._taken != self.stop:
+            return False
+        self.stop = self._taken = span.stop
+        return True
+
     def ready(self, limit: int, partial: bool = False) -> int:
         """Position after the last row that `take` with the same arguments would hand out."""
         if partial or self.stop <= limit:
@@ -137,6 +144,8 @@ class TalkerEdge:
             self._plan = self._make_plan(output.prompt_token_ids)
             self._next = self._plan.resume
         self._tokens += len(output.new_token_ids)
+        if (row := self._decode_step(self._plan, output)) is not None:
+            return row
         self._ledger.add(output.spans)
         if output.finished:
             if self._ledger.stop < self._prompt_len + self._tokens - 1:
@@ -146,6 +155,24 @@ class TalkerEdge:
                 )
             return self._advance(self._plan, final=True)
         return self._advance(self._plan, final=False) if self._streaming else None
+
+    def _decode_step(self, plan: TalkerPlan, output: TokenOutput) -> RowInput | None:
+        """What nearly every output is, and what `_advance` would make of it: rows of fed tokens
+        that go on as they come. None if this is anything else."""
+        if not self._started or output.finished or not self._streaming or len(output.spans) != 1:
+            return None
+        (span,) = output.spans
+        fed = self._prompt_len + self._tokens - 1
+        if span.start != self._next or span.stop > fed or not self._ledger.pass_through(span):
+            return None
+        self._next = span.stop
+        count = span.count
+        return RowInput(
+            spans=[span],
+            index=list(range(count)),
+            kinds=bytes([plan.resume_kind]) * count,
+            final=False,
+        )
 
     def _advance(self, plan: TalkerPlan, final: bool) -> RowPrompt | RowInput | None:
         # The last sampled token is not fed, so it is not spoken. A runner that works ahead may
