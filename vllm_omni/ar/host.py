@@ -101,9 +101,7 @@ class HostedCore:
         with suppress(OSError):
             self.child.link.send_bytes(msgspec.msgpack.encode(grace))
         self.child.stop(grace + KILL_S)
-        for address in (*self.addresses.inputs, *self.addresses.outputs):
-            with suppress(FileNotFoundError):
-                os.unlink(address.removeprefix("ipc://"))
+        _remove_sockets(self.addresses)
 
 
 class _Host:
@@ -168,3 +166,11 @@ def _host(
             sys.exit(core.exitcode if core.exitcode > 0 else _SIGNALLED - core.exitcode)
     finally:
         host.stop_core()
+        # The server does this too, if it still can.
+        _remove_sockets(addresses)
+
+
+def _remove_sockets(addresses: EngineZmqAddresses) -> None:
+    for address in (*addresses.inputs, *addresses.outputs):
+        with suppress(FileNotFoundError):
+            os.unlink(address.removeprefix("ipc://"))

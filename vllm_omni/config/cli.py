@@ -17,6 +17,7 @@ from vllm_omni.errors import OmniConfigError
 
 logger = init_logger(__name__)
 
+RELIABILITY = Reliability()
 STAGE_INIT_TIMEOUT_S = 300.0
 INIT_TIMEOUT_S = 600.0
 
@@ -81,7 +82,7 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-respawns",
         type=_count,
-        default=Reliability.max_respawns,
+        default=RELIABILITY.max_respawns,
         metavar="N",
         help="How often in a row a replica that died is started again, with delays that double "
         "from half a second to a minute; 0 for never.",
@@ -89,14 +90,14 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--retry-requests",
         action=argparse.BooleanOptionalAction,
-        default=Reliability.retry_requests,
+        default=RELIABILITY.retry_requests,
         help="Try a request once more on another replica if its replica died before the client "
         "got anything of it.",
     )
     group.add_argument(
         "--stage-hang-timeout",
         type=_positive_seconds,
-        default=Reliability.stage_hang_timeout,
+        default=RELIABILITY.stage_hang_timeout,
         metavar="SECONDS",
         help="A replica that has work and gives no sign of life for so long counts as dead.",
     )

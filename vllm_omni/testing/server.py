@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, NoReturn, Self
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
@@ -30,6 +31,73 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class ForkedProcess:
+    """A forked copy of this process that runs the command line, with what tests need of `Popen`.
+
+    It has vLLM imported already, so a server is up in a third of the time.
+    """
+
+    def __init__(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(argv, log, env)
+
+    def _run(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> NoReturn:
+        code: Any = 1
+        try:
+            os.setsid()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            # Only what differs: setproctitle finds the command line by the environment behind it.
+            os.environ.update(set(env.items()) - set(os.environ.items()))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
+            from vllm_omni.entrypoints.cli.main import main
+
+            sys.argv = list(argv)
+            main()
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return its exit code."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("forked server", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
 class OmniServer:
     """`vllm serve MODEL --omni` in a process of its own; a context manager.
 
@@ -40,6 +108,7 @@ class OmniServer:
         env: Environment variables on top of this process's.
         port: Port to listen on; a free one if None.
         start_timeout: Seconds until it must be healthy.
+        fork: Fork this process, which must be fit for that, instead of starting a new interpreter.
     """
 
     def __init__(
@@ -51,7 +120,9 @@ class OmniServer:
         env: Mapping[str, str] | None = None,
         port: int | None = None,
         start_timeout: float = START_TIMEOUT_S,
+        fork: bool = False,
     ) -> None:
+        self._fork = fork
         self.port = port or free_port()
         self.log = log
         self.start_seconds = 0.0
@@ -59,7 +130,7 @@ class OmniServer:
         main = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--omni"]
         self._command = [*main, "--host", "127.0.0.1", "--port", str(self.port), *flags]
         self._env = {**os.environ, "VLLM_NO_USAGE_STATS": "1", **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def url(self) -> str:
@@ -67,7 +138,7 @@ class OmniServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """The server's root process."""
         assert self._process is not None, "the server has not been started"
         return self._process
@@ -79,14 +150,7 @@ class OmniServer:
             ServerStartError: It ended, or took too long.
         """
         began = time.monotonic()
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-            )
+        self.launch()
         while not self.healthy():
             if self._process.poll() is not None:
                 raise ServerStartError(
@@ -100,6 +164,20 @@ class OmniServer:
             time.sleep(0.1)
         self.start_seconds = time.monotonic() - began
         return self
+
+    def launch(self) -> None:
+        """Start it, without waiting for anything."""
+        if self._fork:
+            self._process = ForkedProcess(self._command[2:], self.log, self._env)
+            return
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+            )
 
     def healthy(self) -> bool:
         """Whether `/health` answers 200 now."""
@@ -121,7 +199,7 @@ class OmniServer:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            return self.process.returncode
+            return self.process.wait()
 
     def kill(self) -> None:
         """End it at once."""

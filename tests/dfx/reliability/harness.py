@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live server, its processes, a load on it, and what must be gone when it has ended."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from vllm_omni.testing.server import OmniServer
+
+UNAVAILABLE_S = 2.0
+"""A death must be seen within so long (issue 3)."""
+RESPAWNED_S = 30.0
+GONE_S = 20.0
+"""A whole tree must be gone within so long after its root."""
+LOAD = 4
+FLAGS = (
+    "--kv-cache-memory-bytes=33554432",
+    "--max-model-len=2048",
+    "--max-num-seqs=8",
+    "--enforce-eager",
+    "--dtype=float32",
+    "--disable-uvicorn-access-log",
+)
+
+
+def until(condition: Callable[[], Any], timeout: float) -> float:
+    """Seconds until a condition held; fails if it did not in time."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout, f"not within {timeout:g} s"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+@dataclass
+class Live:
+    """A running server.
+
+    Attributes:
+        folder: Where its temporary files and sockets go, and nobody else's.
+    """
+
+    server: OmniServer
+    model: str
+    folder: Path
+
+    @property
+    def root(self) -> psutil.Process:
+        return psutil.Process(self.server.process.pid)
+
+    def workers(self, title: str) -> list[psutil.Process]:
+        """Processes of its tree by title: `EngineCore` (thinker, talker), `OmniDiffusion`, ..."""
+        return [p for p in self.root.children(recursive=True) if title in " ".join(p.cmdline())]
+
+    def health(self) -> int:
+        """Status of /health; the API answers whatever its stages do (B-14)."""
+        return httpx.get(f"{self.server.url}/health", timeout=5).status_code
+
+    def ask(self, *modalities: str, max_tokens: int = 8, **options: Any) -> httpx.Response:
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": "hello"}],
+            "modalities": list(modalities or ("text",)),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            **options,
+        }
+        return httpx.post(f"{self.server.url}/v1/chat/completions", json=body, timeout=60)
+
+    def text(self) -> str:
+        """A right answer; fails if it is anything else."""
+        response = self.ask("text")
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def becomes(self, status: int, timeout: float) -> float:
+        return until(lambda: self.health() == status, timeout)
+
+    def segments(self) -> list[str]:
+        return [n for n in os.listdir("/dev/shm") if n.startswith(f"vllm-omni-{self.root.pid}-")]
+
+    def files(self) -> list[str]:
+        """Sockets and temporary folders that are left."""
+        return [str(path) for path in self.folder.rglob("*") if path.is_socket() or path.is_dir()]
+
+
+@dataclass
+class Load:
+    """Long streamed requests, and how each ended: an error, a broken connection, or `None`."""
+
+    outcomes: list[str | None] = field(default_factory=list)
+    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def join(self, timeout: float) -> list[str | None]:
+        deadline = time.monotonic() + timeout
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        assert not any(thread.is_alive() for thread in self.threads), "a client hangs"
+        return self.outcomes
+
+
+def load(live: Live, count: int = LOAD) -> Load:
+    """Requests for text and sound that would run for minutes; returns once all stream."""
+    made = Load()
+
+    def ask() -> None:
+        made.outcomes.append(_stream(live, made.started))
+
+    for _ in range(count):
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        made.threads.append(thread)
+    for _ in range(count):
+        assert made.started.acquire(timeout=60), "no answer began"
+    return made
+
+
+def _stream(live: Live, started: threading.Semaphore) -> str | None:
+    body = {
+        "model": live.model,
+        "messages": [{"role": "user", "content": "hello"}],
+        "modalities": ["text", "audio"],
+        "max_tokens": 1500,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    url = f"{live.server.url}/v1/chat/completions"
+    begun = False
+    try:
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            if response.status_code != 200:
+                return f"{response.status_code} {response.read().decode()}"
+            for line in response.iter_lines():
+                if not begun:
+                    begun = True
+                    started.release()
+                if line.startswith("data: {") and "error" in (event := json.loads(line[6:])):
+                    return str(event["error"]["message"])
+    except httpx.TransportError as error:
+        return f"connection: {error!r}"
+    finally:
+        if not begun:
+            started.release()
+    return None
+
+
+@contextmanager
+def serving(model: Path, folder: Path, flags: Sequence[str] = (), **env: str) -> Iterator[Live]:
+    """A server that is killed afterwards if a test has not ended it."""
+    sockets = folder / "files"
+    sockets.mkdir(parents=True)
+    env = {"VLLM_RPC_BASE_PATH": str(sockets), "TMPDIR": str(sockets), **env}
+    server = OmniServer(
+        model, [*FLAGS, *flags], log=folder / "server.log", env=env, start_timeout=120, fork=True
+    )
+    live = Live(server, str(model), sockets)
+    server.start()
+    try:
+        yield live
+    finally:
+        if server.process.poll() is None:
+            family = [live.root, *live.root.children(recursive=True)]
+            server.stop()
+            psutil.wait_procs(family, GONE_S)
+            for process in family:
+                if process.is_running():
+                    process.kill()
+
+
+class Tree:
+    """The processes of a server at one moment, and everything it has outside of itself."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._root = live.root.pid
+        self.processes = [live.root, *live.root.children(recursive=True)]
+
+    def assert_gone(self) -> float:
+        """Nothing is left: no process, no segment, no socket. Returns the seconds it took."""
+        began = time.monotonic()
+        _, alive = psutil.wait_procs(self.processes, GONE_S)
+        assert not alive, alive
+        left = [n for n in os.listdir("/dev/shm") if n.startswith(f"vllm-omni-{self._root}-")]
+        assert left == []
+        assert self._live.files() == []
+        return time.monotonic() - began
