@@ -93,7 +93,7 @@ class Served:
         deployment_id = new_deployment_id()
         self.replicas = [[Talkative() for _ in range(thinkers)], [Talkative()], [FakeReplica()]]
         pools = [StagePool(s, i, self.replicas[i]) for i, s in enumerate(STAGES)]
-        topology = Topology(PIPELINE, PretrainedConfig(), streaming=True, edge_extra={})
+        topology = Topology(PIPELINE, "fake", PretrainedConfig(), streaming=True, edge_extra={})
         self.engine = OmniEngine(topology, pools, SharedMemoryConnector(deployment_id))
         entry: Any = SimpleNamespace(
             vllm_config=None,

@@ -16,6 +16,7 @@ from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt
 from vllm_omni.outputs import TokenOutput
 from vllm_omni.pipelines import qwen2_5_omni, qwen3_omni_moe
+from vllm_omni.pipelines.speakers import SPEAKERS_FILE
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -28,9 +29,10 @@ CHUNKS = {"initial_codec_chunk_frames": 2, "codec_chunk_frames": 4, "codec_left_
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory) -> dict[str, PretrainedConfig]:
     folder = tmp_path_factory.mktemp("speakers")
+    voice = {"cond": torch.zeros(1, 2), "ref_mel": torch.zeros(1, 3, 4)}
     torch.save(
-        {"Ethan": {"bos_token": 506}, "Chelsie": {"bos_token": 508}},
-        folder / qwen2_5_omni.SPEAKERS_FILE,
+        {"Ethan": {"bos_token": 506, **voice}, "Chelsie": {"bos_token": 508, **voice}},
+        folder / SPEAKERS_FILE,
     )
     qwen3 = Qwen3OmniMoeConfig(
         thinker_config={"audio_token_id": MEDIA, "image_token_id": 7, "video_token_id": 8},
@@ -53,7 +55,8 @@ FAMILIES = {"qwen3_omni_moe": qwen3_omni_moe, "qwen2_5_omni": qwen2_5_omni}
 
 
 def context(config: PretrainedConfig, streaming: bool, voice: str | None = None) -> EdgeContext:
-    return EdgeContext(config=config, voice=voice, streaming=streaming, extra=CHUNKS)
+    model = config.name_or_path
+    return EdgeContext(model=model, config=config, voice=voice, streaming=streaming, extra=CHUNKS)
 
 
 def span(start: int, stop: int) -> RowSpan:
