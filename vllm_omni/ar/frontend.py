@@ -20,6 +20,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from vllm_omni.ar.host import STOP_S, HostedCore
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
+from vllm_omni.errors import OmniClientError
 from vllm_omni.handles import RowSpan
 
 Sink = Callable[[str, str, RequestOutput | Exception], None]
@@ -129,7 +130,8 @@ class StageLLM(AsyncLLM):
 
         Where n > 1 that is the id of all n together.
 
-        Raises what vLLM raises for an invalid request (`ValueError` and its subclasses).
+        Raises what vLLM raises for an invalid request (`ValueError` and its subclasses), and
+        `OmniClientError` for a prompt of a wrong kind.
         """
         process = (
             self.input_processor.process_inputs
@@ -139,15 +141,13 @@ class StageLLM(AsyncLLM):
         prompt_text = kwargs.pop("prompt_text", None)
         reasoning_ended = kwargs.pop("reasoning_ended", None)
         reasoning_parser_kwargs = kwargs.pop("reasoning_parser_kwargs", None)
-        request = process(
-            pipeline_id,
-            prompt,
-            params,
-            supported_tasks=await self.get_supported_tasks(),
-            **kwargs,
-        )
-        if not isinstance(request, EngineCoreRequest):
-            request = await request
+        tasks = await self.get_supported_tasks()
+        try:
+            request = process(pipeline_id, prompt, params, supported_tasks=tasks, **kwargs)
+            if not isinstance(request, EngineCoreRequest):
+                request = await request
+        except TypeError as error:  # vLLM's word for a prompt or media of a wrong kind
+            raise OmniClientError(f"`prompt`: {error}", param="prompt") from error
         if reasoning_ended is not None:
             request.reasoning_ended = reasoning_ended
         if reasoning_parser_kwargs is not None:
