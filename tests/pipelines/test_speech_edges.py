@@ -223,6 +223,47 @@ def test_qwen3_prompt_layout(configs) -> None:
     assert default.token_ids[10] == 2302
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(("shown", "said"), [([0, 0, 1, 2, 3], 3), ([0, 0, 0, 0, 2], 2)])
+def test_only_what_the_text_shows_is_said(
+    family: str, streaming: bool, shown: list[int], said: int, configs
+) -> None:
+    """A stop string takes the last tokens from the text after they were sampled."""
+    prompt = [IM_START, USER, TEXT, *REPLY_HEAD]
+    stops = range(len(prompt), len(prompt) + len(shown))
+    outputs = [
+        TokenOutput(
+            request_id="r",
+            new_token_ids=[TEXT],
+            prompt_token_ids=prompt if i == 0 else None,
+            shown_tokens=shown[i],
+            spans=(span(stop - 1 if i else 0, stop),),
+            finished=i == len(shown) - 1,
+        )
+        for i, stop in enumerate(stops)
+    ]
+    edge = FAMILIES[family].thinker_to_talker(context(configs[family], streaming))
+    heard, _ = replay(edge, outputs)
+    assert heard is not None
+    assert heard.rows[-said - 1 :] == [*range(len(prompt), len(prompt) + said), -1]
+
+
+def test_nothing_shown_is_nothing_said(configs) -> None:
+    edge = qwen3_omni_moe.thinker_to_talker(context(configs["qwen3_omni_moe"], streaming=True))
+    prompt = [IM_START, USER, TEXT, *REPLY_HEAD]
+    for i in range(3):
+        output = TokenOutput(
+            request_id="r",
+            new_token_ids=[TEXT],
+            prompt_token_ids=prompt if i == 0 else None,
+            shown_tokens=0,
+            spans=(span(len(prompt) + i - 1 if i else 0, len(prompt) + i),),
+            finished=i == 2,
+        )
+        assert edge.feed(output) is None
+
+
 def test_qwen3_needs_a_chat_prompt(configs) -> None:
     edge = qwen3_omni_moe.thinker_to_talker(context(configs["qwen3_omni_moe"], streaming=True))
     with pytest.raises(OmniClientError, match="chat template"):

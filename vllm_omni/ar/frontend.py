@@ -8,13 +8,14 @@ engine step are handed over together instead of through one queue and task per r
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
@@ -45,6 +46,13 @@ class StepCollector(RequestOutputCollector):
         self._sink(self._pipeline_id, self.request_id, output)
 
 
+class StoppableText(NamedTuple):
+    """Characters of a text, and how many of the last ones vLLM keeps back meanwhile."""
+
+    length: int
+    kept_back: int
+
+
 class OmniOutputProcessor(OutputProcessor):
     """vLLM's output processor, with emitted rows taken off before it looks."""
 
@@ -56,6 +64,18 @@ class OmniOutputProcessor(OutputProcessor):
     def take_spans(self, internal_id: str) -> tuple[RowSpan, ...]:
         """Rows of a request that arrived since the last call."""
         return tuple(self._spans.pop(internal_id, ()))
+
+    def stoppable_text(self, internal_id: str) -> StoppableText | None:
+        """The text of a request that a stop string may cut; None if none can."""
+        state = self.request_states.get(internal_id)
+        detokenizer = None if state is None else state.detokenizer
+        if (
+            not isinstance(detokenizer, BaseIncrementalDetokenizer)
+            or not detokenizer.stop
+            or detokenizer.include_stop_str_in_output
+        ):
+            return None
+        return StoppableText(len(detokenizer.output_text), detokenizer.stop_buffer_length)
 
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
