@@ -71,7 +71,10 @@ class Stages:
         deployment = new_deployment_id()
         preload([self.pipeline.architectures[0]])
         starting = [
-            ArLaunch.of(config, os.environ).begin()
+            # One engine of a process owns vLLM's metrics: the talker's, for it preempts.
+            ArLaunch.of(
+                config, os.environ, log_stats=ArStageConfig.of(config).stage == "talker"
+            ).begin()
             for config in (
                 engine_config(
                     ArStageConfig(
