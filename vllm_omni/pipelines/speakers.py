@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The speakers of a Qwen2.5-Omni checkpoint: its `spk_dict.pt`."""
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +37,7 @@ def read_speakers(path: str) -> dict[str, Speaker]:
     """
     try:
         speakers = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # torch fails with whatever the bytes lead to
         raise OmniConfigError(f"{path}: cannot be read as tensors: {error}") from error
     if not isinstance(speakers, Mapping) or not speakers:
         raise OmniConfigError(f"{path}: should hold speakers by name, and at least one")
