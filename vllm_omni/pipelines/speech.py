@@ -173,7 +173,11 @@ class TalkerEdge:
         if not self._started or output.finished or not self._streaming or len(output.spans) != 1:
             return None
         (span,) = output.spans
-        if span.start != self._next or span.stop > self._said or not self._ledger.pass_through(span):
+        if (
+            span.start != self._next
+            or span.stop > self._said
+            or not self._ledger.pass_through(span)
+        ):
             return None
         self._next = span.stop
         count = span.count
