@@ -147,6 +147,7 @@ class BarePipeline:
         return {
             edge.source: edge.start(
                 EdgeContext(
+                    plan.model,
                     plan.hf_config,
                     self._voice,
                     plan.async_chunk,

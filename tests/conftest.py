@@ -11,10 +11,15 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from tests.reference.hf_omni import Reference
 
 torch.set_num_threads(1)
 
@@ -27,6 +32,36 @@ def tiny_checkpoint() -> Callable[[str], Path]:
     from vllm_omni.testing.tiny import build
 
     return lambda family: build(family, CHECKPOINTS / family)
+
+
+@pytest.fixture(scope="session")
+def reference_answers(
+    tiny_checkpoint: Callable[[str], Path],
+) -> Callable[[str], "dict[str, Reference]"]:
+    """transformers' own answers to all of `tests.parity.cases`, by case; made once per family.
+
+    To be called after a test's engines were started: they are forked from this process.
+    """
+    from tests.models.speech import talker_mask
+    from tests.parity.cases import cases
+    from tests.reference.hf_omni import HFOmni
+
+    @cache
+    def answers(family: str) -> "dict[str, Reference]":
+        reference = HFOmni(tiny_checkpoint(family))
+        with talker_mask(reference):
+            return {
+                case.name: reference.run(
+                    case.messages,
+                    case.media,
+                    max_tokens=case.max_tokens,
+                    talker_max_tokens=case.talker_max_tokens,
+                    repetition_penalty=1.05,
+                )
+                for case in cases()
+            }
+
+    return answers
 
 
 LEVELS = ("core_model", "advanced_model", "full_model")

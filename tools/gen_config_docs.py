@@ -69,7 +69,9 @@ From low to high:
 
 Sampling defaults go the same way, with `--default-sampling-params` above other flags; a request's
 own parameters are above all of them. What a model needs to work (such as its stop tokens) always
-holds.
+holds. Values are checked before anything starts. vLLM's own routes (`/v1/completions`,
+`/v1/responses`, ...) take temperature, `top_p`, `top_k`, `min_p` and penalties from the first
+stage's defaults; the others (`max_tokens`, `seed`, `stop`, ...) are for `/v1/chat/completions`.
 
 A flag goes to every stage that can take it. Flags about prompts and media
 (`--limit-mm-per-prompt`, `--mm-processor-kwargs`, `--tokenizer`, ...) go to the first stage alone.

@@ -36,6 +36,8 @@ class TokenOutput:
         new_token_ids: Tokens sampled in this step (of the first completion, where n > 1).
         prompt_token_ids: The stage's whole prompt, multimodal placeholders expanded; None but in
             the first output of the request.
+        shown_tokens: How many of all tokens so far the text shows for good; None if no stop string
+            can cut it.
         spans: Rows emitted since the last output. They cover fed positions: the prompt and every
             sampled token that has been fed back, so they trail the tokens by one.
         finished: This is the request's last output.
@@ -47,6 +49,7 @@ class TokenOutput:
     request_id: str
     new_token_ids: list[int]
     prompt_token_ids: list[int] | None = None
+    shown_tokens: int | None = None
     spans: tuple[RowSpan, ...] = ()
     finished: bool = False
     finish_reason: str | None = None

@@ -58,6 +58,7 @@ class Stages:
     ) -> None:
         prepare_platform()
         self.pipeline = import_module(f"vllm_omni.pipelines.{family}").PIPELINE
+        self.model = str(model)
         self.config = AutoConfig.from_pretrained(model)
         common = {
             "model": str(model),
@@ -70,7 +71,10 @@ class Stages:
         deployment = new_deployment_id()
         preload([self.pipeline.architectures[0]])
         starting = [
-            ArLaunch.of(config, os.environ).begin()
+            # One engine of a process owns vLLM's metrics: the talker's, for it preempts.
+            ArLaunch.of(
+                config, os.environ, log_stats=ArStageConfig.of(config).stage == "talker"
+            ).begin()
             for config in (
                 engine_config(
                     ArStageConfig(
@@ -174,7 +178,7 @@ class Stages:
         repetition_penalty: float,
         slow_s: float,
     ) -> None:
-        edge = self.pipeline.edges[0].start(EdgeContext(self.config, None, streaming))
+        edge = self.pipeline.edges[0].start(EdgeContext(self.model, self.config, None, streaming))
         constraints = self.pipeline.stage("talker").sampling_constraints(self.config)
         params = SamplingParams(
             temperature=0,

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from tests.ar.stages import Stages
-from tests.models.speech import talker_mask
 from tests.parity.cases import Case, cases
-from tests.reference.hf_omni import HFOmni, Reference
+from tests.reference.hf_omni import Reference
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
 # Relative to the largest value of a row tensor: the two implementations sum in another order.
 ROWS_TOLERANCE = 1e-5
+BLOCK = 32
+"""Tokens in a block of a KV cache."""
+BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4
+"""Layers, keys and values, heads, head size, float32: of both tiny talkers."""
 
 
 @pytest.fixture(scope="module", params=["qwen3_omni_moe", "qwen2_5_omni"])
@@ -35,9 +39,9 @@ def stages(family: str, tiny_checkpoint: Callable[[str], Path]) -> Iterator[Stag
         {
             "max_num_batched_tokens": 32,
             "enable_prefix_caching": True,
-            "block_size": 32,
-            "max_model_len": 512,
-            "kv_cache_memory_bytes": 24 * 32 * 2 * 2 * 2 * 32 * 4,
+            "block_size": BLOCK,
+            "max_model_len": 13 * BLOCK,  # the longest case just fits
+            "kv_cache_memory_bytes": 15 * BLOCK * BYTES_PER_TOKEN,
         },
     )
     yield running
@@ -46,21 +50,9 @@ def stages(family: str, tiny_checkpoint: Callable[[str], Path]) -> Iterator[Stag
 
 @pytest.fixture(scope="module")
 def references(
-    family: str, stages: Stages, tiny_checkpoint: Callable[[str], Path]
+    family: str, stages: Stages, reference_answers: Callable[[str], dict[str, Reference]]
 ) -> dict[str, Reference]:
-    """Made after the engines: they are forked from this process."""
-    reference = HFOmni(tiny_checkpoint(family))
-    with talker_mask(reference):
-        return {
-            case.name: reference.run(
-                case.messages,
-                case.media,
-                max_tokens=case.max_tokens,
-                talker_max_tokens=case.talker_max_tokens,
-                repetition_penalty=1.05,
-            )
-            for case in cases()
-        }
+    return reference_answers(family)
 
 
 def assert_frames(spoken_frames: list[torch.Tensor], reference: Reference) -> None:
@@ -119,6 +111,13 @@ def test_talker_waits_for_a_slow_thinker(stages: Stages, references: dict[str, R
     assert_frames(spoken.frames, reference)
 
 
+def preemptions() -> int:
+    """How often the talker's engine took a running request's KV cache, by vLLM's metric."""
+    found = [m for m in get_metrics_snapshot() if m.name == "vllm:num_preemptions"]
+    assert found, "the engine keeps no statistics"
+    return sum(metric.value for metric in found if isinstance(metric, Counter))
+
+
 def test_concurrent_requests_preempt_and_stay_exact(
     stages: Stages, references: dict[str, Reference]
 ) -> None:
@@ -132,6 +131,9 @@ def test_concurrent_requests_preempt_and_stay_exact(
             ]
         )
 
-    for case, spoken in zip(mixed, stages.run(all_at_once()), strict=True):
+    before = preemptions()
+    answers = stages.run(all_at_once())
+    assert preemptions() > before, "the talker's KV cache was large enough for all"
+    for case, spoken in zip(mixed, answers, strict=True):
         assert spoken.token_ids == references[case.name].token_ids, case.name
         assert_frames(spoken.frames, references[case.name])

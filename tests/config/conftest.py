@@ -26,6 +26,7 @@ PIPELINE = Pipeline(
             needs="audio",
             row_driven=True,
             default_sampling={"temperature": 0.9, "top_k": 50, "extra_args": {"frames": 1}},
+            sampling_constraints=lambda config: {"detokenize": False},
         ),
         Stage("decoder", engine="diffusion", program="toy:decode", final_output="audio"),
     ),

@@ -211,11 +211,63 @@ def test_flat_sampling_defaults_for_a_single_stage(plan: Planner) -> None:
         ({"talker": {"temprature": 1}}, "unknown sampling parameter; did you mean 'temperature'?"),
         ({"temperature": 1}, "has no stage 'temperature'"),
         ("{", "--default-sampling-params: not valid JSON"),
+        (
+            {"talker": {"temperature": "hot"}},
+            "stage 1 (talker): default_sampling_params.temperature = 'hot' (from "
+            "--default-sampling-params): expected `float`, got `str`",
+        ),
+        ({"talker": {"top_p": 2}}, "default_sampling_params.top_p = 2 (from"),
+        ({"talker": {"n": 2}}, "n = 2 (from --default-sampling-params): only the first stage"),
+        ({"thinker": {"n": 0}}, "n = 0 (from --default-sampling-params): n must be at least 1"),
+        ({"thinker": {"seed": 2**70}}, "should be a 64-bit integer"),
+        ({"thinker": {"skip_clone": True}}, "unknown sampling parameter"),
+        (
+            {"talker": {"extra_args": {"subtalker_sampling_params": {"top_q": 1}}}},
+            "default_sampling_params.extra_args.subtalker_sampling_params.top_q = 1 (from "
+            "--default-sampling-params): unknown parameter; did you mean 'top_p'?",
+        ),
+        (
+            {"talker": {"stop": ["x"]}},
+            "stop = ['x'] (from --default-sampling-params): stop strings are only supported",
+        ),
     ],
 )
 def test_wrong_sampling_defaults(plan: Planner, sampling: Any, message: str) -> None:
+    """Before any stage is started, and with the place, stage and key (I-04)."""
     with pytest.raises(OmniConfigError, match=re.escape(message)):
         plan(default_sampling_params=sampling)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (
+            {"default_sampling_params": {"max_tokens": 0}},
+            "stage 1 (talker): default_sampling_params.max_tokens = 0 (from deploy config: "
+            "stages[0].default_sampling_params): max_tokens must be at least 1",
+        ),
+        (
+            {"default_sampling_params": {"temprature": 1}},
+            "default_sampling_params.temprature = 1 (from deploy config: stages[0]",
+        ),
+        (
+            {"subtalker_sampling_params": {"temperature": -1}},
+            "stage 1 (talker): subtalker_sampling_params.temperature = -1 (from deploy config: "
+            "stages[0].subtalker_sampling_params): expected `float` >= 0.0",
+        ),
+    ],
+)
+def test_wrong_sampling_defaults_of_a_file(
+    plan: Planner, stage: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OmniConfigError, match=re.escape(message)):
+        plan({"stages": [{"stage_id": 1, **stage}]})
+
+
+def test_a_good_value_over_a_wrong_one_counts(plan: Planner) -> None:
+    file = {"stages": [{"stage_id": 0, "default_sampling_params": {"top_p": 7}}]}
+    resolved = plan(file, default_sampling_params={"thinker": {"top_p": 0.5}})
+    assert resolved.stages[0].default_sampling == {"top_p": 0.5}
 
 
 # Devices

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def test_packaged_files_fit_their_pipelines(tiny: Path, host: Host) -> None:
 def test_a_checkpoint_without_sound(tiny: Path, tmp_path: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "enable_audio_output": False}))
+    for name in ("tokenizer.json", "preprocessor_config.json"):
+        shutil.copy(tiny / name, tmp_path)
     name = tiny.name + THINKER_ONLY_SUFFIX
     plan = build_plan(str(tmp_path), host=CPU)
     assert plan.pipeline.name == name

@@ -13,8 +13,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.program import Message
-from vllm_omni.diffusion.programs.qwen2_5_omni import Voice
 from vllm_omni.framing import ChunkPolicy, Windower
+from vllm_omni.pipelines.speakers import Speaker
 
 GROUPS = 4
 CODEBOOK = 32
@@ -91,11 +91,11 @@ def set_level(conv: torch.nn.Conv1d, run: Callable[[], torch.Tensor]) -> None:
             parameter.mul_(0.15 / levels[0])
 
 
-def make_voices() -> dict[str, Voice]:
+def make_voices() -> dict[str, Speaker]:
     generator = torch.Generator().manual_seed(1)
     return {
-        name: Voice(
-            torch.randn(1, 8, generator=generator), torch.randn(1, 20, 80, generator=generator)
+        name: Speaker(
+            0, torch.randn(1, 8, generator=generator), torch.randn(1, 20, 80, generator=generator)
         )
         for name in ("chelsie", "ethan")
     }

@@ -23,7 +23,8 @@ from vllm_omni.connectors.base import OmniConnector, make_key
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep
 from vllm_omni.diffusion.client import DiffusionReplica
-from vllm_omni.diffusion.launch import DiffusionLaunch
+from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
+from vllm_omni.diffusion.messages import ToWorker
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniConfigError
@@ -58,7 +59,17 @@ def connector(deployment: str) -> Iterator[OmniConnector]:
     connector.close()
 
 
-def launch(program: str, model: str, deployment: str, max_requests: int = 256) -> DiffusionReplica:
+class SlowToReturn(DiffusionReplica):
+    """Its sends return late, so that the answers overtake them."""
+
+    async def _send(self, message: ToWorker) -> None:
+        await super()._send(message)
+        await asyncio.sleep(0.3)
+
+
+def begin(
+    program: str, model: str, deployment: str, max_requests: int = 256
+) -> StartingDiffusionReplica:
     launch = DiffusionLaunch(
         program=program,
         settings=DiffusionStageConfig(model=model, device="cpu"),
@@ -68,7 +79,11 @@ def launch(program: str, model: str, deployment: str, max_requests: int = 256) -
         init_timeout=120,
         max_requests=max_requests,
     )
-    return launch.begin().ready()
+    return launch.begin()
+
+
+def launch(program: str, model: str, deployment: str, max_requests: int = 256) -> DiffusionReplica:
+    return begin(program, model, deployment, max_requests).ready()
 
 
 @pytest.fixture
@@ -197,6 +212,10 @@ async def test_errors_limits_and_aborts(
     assert busy.error is not None and "3 requests are running" in busy.error.message
     with pytest.raises(ValueError, match="already running"):
         await probe.submit("a", start(), None)
+    with pytest.raises(TypeError, match="takes a ProgramInput"):
+        await probe.submit("e", "no input", None)
+    with pytest.raises(TypeError, match="parameters of a program"):
+        await probe.submit("e", start(), 3)
     assert probe.load == 3
 
     await probe.abort(["a", "b", "unknown"])
@@ -225,10 +244,26 @@ async def test_a_killed_process_is_noticed(probe: DiffusionReplica) -> None:
         await asyncio.wait_for(waiting, 10)
     with pytest.raises(EngineDeadError):
         await probe.check_health()
-    with pytest.raises(EngineDeadError):
-        await probe.submit("b", ProgramInput(), None)
+    for _ in range(2):
+        with pytest.raises(EngineDeadError):
+            await probe.submit("b", ProgramInput(), None)
+    assert probe.load == 1
     await probe.abort(["a"])
     assert probe.load == 0
+
+
+async def test_an_answer_may_overtake_its_request(deployment: str) -> None:
+    starting = begin(PROBE, "", deployment)
+    starting.process.wait_until_ready(120)
+    replica = SlowToReturn(starting.process, starting.config)
+    try:
+        ended = asyncio.create_task(until_ended(replica, "a"))
+        await replica.submit("a", ProgramInput(options={"fail": "client"}), None)
+        (refused,) = (await asyncio.wait_for(ended, 10))["a"]
+        assert refused.error is not None and refused.error.message == "too loud"
+        assert replica.load == 0
+    finally:
+        replica.shutdown()
 
 
 async def test_shutdown_is_quick_and_idempotent_in_any_thread(probe: DiffusionReplica) -> None:

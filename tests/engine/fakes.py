@@ -357,6 +357,7 @@ async def house(
     outbox: janus.Queue[list[Message]] = janus.Queue()
     topology = Topology(
         PIPELINE,
+        "fake",
         PretrainedConfig(),
         streaming=True,
         edge_extra={},

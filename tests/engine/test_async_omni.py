@@ -2,6 +2,7 @@
 """`AsyncOmni` over an orchestrator thread and stages in memory (A-46, B-11, B-12, B-13)."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from transformers import PretrainedConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.engine.fakes import PIPELINE, STAGES, FakeReplica, tokens
@@ -20,6 +22,7 @@ from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.engine.messages import ErrorMessage, Message
 from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.entrypoints import async_omni
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.errors import OmniClientError, OmniGenerateError
 from vllm_omni.outputs import OmniRequestOutput
@@ -85,31 +88,49 @@ def plan() -> DeploymentPlan:
     )
 
 
+Replicas = list[list[FakeReplica]]
+
+
+async def nothing() -> None:
+    """What clears a cache that is not there."""
+
+
+def launched(
+    plan: DeploymentPlan, thinkers: int = 1, clear_media: Callable[[], Any] = nothing
+) -> tuple[LaunchedPipeline, Replicas]:
+    """A pipeline that runs, and its replicas."""
+    deployment_id = new_deployment_id()
+    replicas: Replicas = [[Talkative() for _ in range(thinkers)], [Talkative()], [FakeReplica()]]
+    pools = [StagePool(s, i, replicas[i]) for i, s in enumerate(STAGES)]
+    topology = Topology(PIPELINE, "fake", PretrainedConfig(), streaming=True, edge_extra={})
+    engine = OmniEngine(topology, pools, SharedMemoryConnector(deployment_id))
+    entry: Any = SimpleNamespace(
+        vllm_config=None,
+        model_config=None,
+        renderer=SimpleNamespace(clear_mm_cache_async=clear_media),
+        input_processor=None,
+        close=lambda: None,
+    )
+    return LaunchedPipeline(plan, engine, entry, deployment_id), replicas
+
+
 class Served:
     """An `AsyncOmni` and the replicas behind it."""
 
     def __init__(self, thinkers: int = 1) -> None:
         self.media_cleared = 0
-        deployment_id = new_deployment_id()
-        self.replicas = [[Talkative() for _ in range(thinkers)], [Talkative()], [FakeReplica()]]
-        pools = [StagePool(s, i, self.replicas[i]) for i, s in enumerate(STAGES)]
-        topology = Topology(PIPELINE, PretrainedConfig(), streaming=True, edge_extra={})
-        self.engine = OmniEngine(topology, pools, SharedMemoryConnector(deployment_id))
-        entry: Any = SimpleNamespace(
-            vllm_config=None,
-            model_config=None,
-            renderer=SimpleNamespace(clear_mm_cache_async=self._clear_media),
-            input_processor=None,
-            close=lambda: None,
-        )
-        self.omni = AsyncOmni(LaunchedPipeline(plan(), self.engine, entry, deployment_id))
+        running, self.replicas = launched(plan(), thinkers, self._clear_media)
+        self.engine = running.engine
+        self.omni = AsyncOmni(running)
 
     async def _clear_media(self) -> None:
         self.media_cleared += 1
 
     @property
     def thinker(self) -> Talkative:
-        return self.replicas[0][0]
+        thinker = self.replicas[0][0]
+        assert isinstance(thinker, Talkative)
+        return thinker
 
     def deliver(self, *messages: Message) -> None:
         """As if the orchestrator had sent it."""
@@ -302,6 +323,17 @@ async def test_calls_reach_every_replica_that_offers_them() -> None:
             await served.omni.sleep()
     finally:
         await asyncio.to_thread(served.omni.shutdown, 0)
+
+
+def test_stages_end_if_the_front_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = dataclasses.replace(plan().stages[0], default_sampling={"temperature": -1})
+    broken = dataclasses.replace(plan(), stages=(stage, *plan().stages[1:]))
+    running, replicas = launched(broken)
+    monkeypatch.setattr(async_omni, "launch_pipeline", lambda _: running)
+    with pytest.raises(VLLMValidationError, match="temperature must be non-negative"):
+        AsyncOmni.from_plan(broken)
+    assert not running.engine.alive
+    assert all(replica.shutdowns for stage in replicas for replica in stage)
 
 
 async def test_shutdown_fails_calls(served: Served) -> None:

@@ -69,6 +69,11 @@ def number(field: str, literal: str) -> str:
     return f'{good[:-1]}, "{field}": {literal}}}'
 
 
+def frames(sampling: Body) -> Body:
+    """A talker's parameters with those of its frames."""
+    return {"temperature": 0.5, "extra_args": {"subtalker_sampling_params": sampling}}
+
+
 def ten_hours() -> bytes:
     """A FLAC file whose header claims ten hours."""
     flac = bytearray(media.encode_audio(media.sound(0.3), format="flac"))
@@ -119,6 +124,9 @@ MESSAGES: dict[str, Bad] = {
         '{"model": "\\ud800", "messages": [{"role": "user", "content": "hi"}]}', "model"
     ),
     "too long": Bad({"messages": said("word " * 2000)}, "messages", says="maximum context length"),
+    "template of a wrong kind": Bad(
+        {"chat_template_kwargs": {"messages": 3}}, "chat_template_kwargs", says="cannot use"
+    ),
     "unknown sound": Bad(
         {"messages": [*HI, {"role": "assistant", "audio": {"id": "audio_x"}}, *HI]},
         "messages.1.audio.id",
@@ -242,11 +250,53 @@ OMNI: dict[str, Bad] = {
     "illegal value in a stage": Bad(
         SPEAK | {"sampling_params_list": [{}, {"top_p": 7}, {}]}, "sampling_params_list.1.top_p"
     ),
+    "wrong type beside a good one": Bad(
+        {"sampling_params_list": [{}, {"n": 1, "temperature": "x"}, {}]},
+        "sampling_params_list.1.temperature",
+        says="expected `float`",
+    ),
+    "illegal value beside a good one": Bad(
+        SPEAK | {"sampling_params_list": [{}, {"n": 1, "presence_penalty": 3}, {}]},
+        "sampling_params_list.1.presence_penalty",
+    ),
+    "contradiction in a stage": Bad(
+        {"sampling_params_list": [{}, {"max_tokens": 2, "min_tokens": 3}, {}]},
+        "sampling_params_list.1.min_tokens",
+    ),
+    "number too large in a stage": Bad(
+        {"sampling_params_list": [{"top_k": 2**70}, {}, {}]}, "sampling_params_list.0.top_k"
+    ),
+    "wrong type in a frame": Bad(
+        SPEAK | {"sampling_params_list": [{}, frames({"top_p": "x"}), {}]},
+        "sampling_params_list.1.extra_args.subtalker_sampling_params.top_p",
+    ),
+    "unknown parameter in a frame": Bad(
+        SPEAK | {"sampling_params_list": [{}, frames({"top_q": 1}), {}]},
+        "sampling_params_list.1.extra_args.subtalker_sampling_params.top_q",
+        says="did you mean 'top_p'?",
+    ),
     "parameters for a stage without any": Bad(
         {"sampling_params_list": [{}, {}, {"temperature": 1}]}, "sampling_params_list.2"
     ),
     "processor options": Bad({"mm_processor_kwargs": {"fps": 1000}}, "mm_processor_kwargs"),
     "media options": Bad({"media_io_kwargs": {"video": {"num_frames": -1}}}, "media_io_kwargs"),
 }
+
+BATCH: dict[str, Bad] = {
+    name: Bad({"messages": [HI], name: value}, name, says="/v1/chat/completions")
+    for name, value in {
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "ethan", "format": "wav"},
+        "voice": "ethan",
+        "speaker": "ethan",
+        "language": "en",
+        "instructions": "softly",
+        "additional_information": {"x": 1},
+        "sampling_params_list": [{}, {}, {}],
+        "return_stage_metrics": True,
+        "stream": True,
+    }.items()
+}
+"""For `/v1/chat/completions/batch`, whose messages are lists of conversations."""
 
 ALL: dict[str, Bad] = MALFORMED | MESSAGES | MEDIA | SAMPLING | OMNI

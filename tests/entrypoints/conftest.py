@@ -27,6 +27,7 @@ SERVE_FLAGS = (
     *("--kv-cache-memory-bytes", "8000000"),
     *("--limit-mm-per-prompt", '{"image": 2, "audio": 2, "video": 1}'),
     *("--max-body-bytes", str(MAX_BODY_BYTES)),
+    *("--default-sampling-params", '{"thinker": {"temperature": 0}}'),
     "--enforce-eager",
 )
 

@@ -57,6 +57,25 @@ def test_vllms_routes_stay(server: LiveServer) -> None:
     assert httpx.get(f"{server.url}/metrics").is_success
 
 
+@pytest.mark.parametrize("route", ["completions", "chat/completions", "responses"])
+def test_vllms_routes_have_the_deployments_sampling_defaults(
+    server: LiveServer, route: str
+) -> None:
+    """The server was started with a temperature of 0: without it, answers would differ."""
+    fields = {
+        "completions": {"prompt": "hi", "max_tokens": 16, "ignore_eos": True},
+        "chat/completions": {"messages": LONG["messages"], "max_tokens": 16, "ignore_eos": True},
+        "responses": {"input": "hi", "max_output_tokens": 16},
+    }[route]
+
+    def answer(**more: float) -> str:
+        body = {"model": MODEL, **fields, **more}
+        reply = httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60).json()
+        return str(reply["choices"] if "choices" in reply else reply["output"][0]["content"])
+
+    assert answer() == answer() == answer(temperature=0)
+
+
 @pytest.mark.parametrize("modalities", [["text"], ["text", "audio"]])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_the_server(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.entrypoints.bad_requests import ALL, Bad, whole
+from tests.entrypoints.bad_requests import ALL, BATCH, HI, Bad, whole
 from tests.entrypoints.conftest import MAX_BODY_BYTES, LiveServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
@@ -39,6 +39,24 @@ def test_bad_request(http: httpx.Client, bad: Bad) -> None:
     assert bad.says in error["message"]
     assert "0x" not in error["message"] and "Traceback" not in error["message"]
     assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("bad", BATCH.values(), ids=BATCH.keys())
+def test_bad_batch(http: httpx.Client, bad: Bad) -> None:
+    """What a batch cannot give is refused, not left out."""
+    reply = http.post("/v1/chat/completions/batch", content=whole(bad.body), headers=JSON)
+    assert reply.status_code == bad.status, reply.text
+    error = error_of(reply)
+    assert error["param"] == bad.param, error
+    assert bad.says in error["message"]
+
+
+def test_a_batch_of_texts_is_served(http: httpx.Client) -> None:
+    body = whole({"messages": [HI, HI], "modalities": ["text"], "temperature": 0})
+    reply = http.post("/v1/chat/completions/batch", content=body, headers=JSON)
+    assert reply.status_code == 200, reply.text
+    texts = [choice["message"]["content"] for choice in reply.json()["choices"]]
+    assert len(texts) == 2 and texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name", ["bias out of vocabulary", "unknown voice", "truncated image"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm import SamplingParams
 
 from tests.features.conftest import GREEDY_TALKER, Answer, Client
 from vllm_omni.errors import OmniClientError
@@ -48,15 +49,33 @@ def test_several_spoken_completions_are_refused(client: Client) -> None:
 
 def test_a_stop_string_ends_speech_where_it_ends_the_text(client: Client) -> None:
     whole = client.ask(WORDS, ignore_eos=True)
-    stop = whole.text[len(whole.text) // 2 :][:2]
+    tokenizer = client.processor.tokenizer
+    # The text of three tokens, as long as no token before belongs to it.
+    shown = 5
+    before, through = (tokenizer.decode(whole.token_ids[:n]) for n in (shown, shown + 3))
+    stop = through[len(before) :]
+    assert whole.text.index(stop) == len(before)
     stopped = client.ask(WORDS, audio=True, stop=[stop], ignore_eos=True)
-    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert stopped.text == before
     assert stopped.completion.finish_reason == "stop"
-    assert 1 < len(stopped.token_ids) < len(whole.token_ids)
-    # As if the thinker had been told to stop after as many tokens.
-    limited = client.ask(WORDS, audio=True, max_tokens=len(stopped.token_ids), ignore_eos=True)
-    assert limited.token_ids == stopped.token_ids
+    assert len(stopped.token_ids) == shown + 3
+    # As if the thinker had been told to say no more than is shown (its last token is never said).
+    limited = client.ask(WORDS, audio=True, max_tokens=shown + 1, ignore_eos=True)
     assert_same_sound(stopped, limited)
+    # And as if there had been no stop string, if the text keeps it.
+    kept = client.ask(
+        WORDS, audio=True, stop=[stop], ignore_eos=True, include_stop_str_in_output=True
+    )
+    assert kept.text == through
+    longer = client.ask(WORDS, audio=True, max_tokens=shown + 3, ignore_eos=True)
+    assert_same_sound(kept, longer)
+
+
+def test_a_stop_string_that_never_comes_changes_nothing(client: Client) -> None:
+    assert_same_sound(
+        client.ask(WORDS, audio=True, stop=["no such thing as this"]),
+        client.ask(WORDS, audio=True),
+    )
 
 
 def test_a_thinker_that_ends_by_length_is_spoken(client: Client) -> None:
@@ -163,9 +182,13 @@ def test_an_unknown_voice_is_refused(client: Client) -> None:
     ("by_stage", "param"),
     [
         ([None, None], "sampling_params_list"),
-        ([None, {"loudness": 2}, None], "sampling_params_list.1"),
-        ([None, {"temperature": -1}, None], "sampling_params_list.1"),
-        ([{"top_p": 2}, None, None], "sampling_params_list.0"),
+        (3, "sampling_params_list"),
+        ({"talker": {}}, "sampling_params_list"),
+        ([None, "x", None], "sampling_params_list.1"),
+        ([None, {"loudness": 2}, None], "sampling_params_list.1.loudness"),
+        ([None, {"temperature": -1}, None], "sampling_params_list.1.temperature"),
+        ([{"top_p": 2}, None, None], "sampling_params_list.0.top_p"),
+        ([None, SamplingParams(seed="x"), None], "sampling_params_list.1.seed"),
     ],
 )
 def test_wrong_parameters_of_a_stage_are_refused(
@@ -180,6 +203,37 @@ def test_wrong_parameters_of_a_stage_are_refused(
     with pytest.raises(OmniClientError) as caught:
         client.running.run(ask())
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": {"prompt": 3}}, "prompt"),
+        ({"prompt": {"prompt": "x", "multi_modal_data": {"image": 3}}}, "prompt"),
+        ({"sampling_params": {"temperature": 0}}, "sampling_params"),
+        ({"sampling_params": SamplingParams(ignore_eos="x")}, "sampling_params.ignore_eos"),
+        ({"request_id": 3}, "request_id"),
+        ({"output_modalities": "text"}, "modalities"),
+        ({"output_modalities": 3}, "modalities"),
+        ({"output_modalities": [3]}, "modalities"),
+        ({"voice": 3}, "audio.voice"),
+        ({"priority": "high"}, "priority"),
+        ({"lora_request": "mine"}, "lora_request"),
+        ({"prioriti": 1}, "prioriti"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused(
+    client: Client, arguments: dict[str, Any], param: str
+) -> None:
+    async def ask() -> None:
+        async for _ in client.omni.generate(**{"prompt": client.prompt(WORDS), **arguments}):
+            pass
+
+    with pytest.raises(OmniClientError) as caught:
+        client.running.run(ask())
+    assert caught.value.param == param
+    assert client.ask(WORDS).text
 
 
 def test_each_stage_has_its_parameters(client: Client) -> None:

@@ -185,7 +185,7 @@ def resolve(
 ) -> Rows:
     """Send a reference answer's thinker rows over the edge and make the talker's inputs of them."""
     module = PIPELINES[hf.family]
-    ctx = EdgeContext(config=hf.config, voice=None, streaming=streaming)
+    ctx = EdgeContext(model=str(hf.path), config=hf.config, voice=None, streaming=streaming)
     edge = module.thinker_to_talker(ctx)
     parts: list[torch.Tensor] = []
     token_ids: list[int] = []

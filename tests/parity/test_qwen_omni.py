@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.models.speech import talker_mask
 from tests.parity.cases import Case, cases
 from tests.parity.harness import Answer, Deployment, deployment
-from tests.reference.hf_omni import HFOmni, Reference
+from tests.reference.hf_omni import Reference
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -68,19 +67,10 @@ def replicated(family: str, model: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def references(model: Path, streaming: Deployment) -> dict[str, Reference]:
-    hf = HFOmni(model)
-    with talker_mask(hf):
-        return {
-            case.name: hf.run(
-                case.messages,
-                case.media,
-                max_tokens=case.max_tokens,
-                talker_max_tokens=case.talker_max_tokens,
-                repetition_penalty=1.05,
-            )
-            for case in cases()
-        }
+def references(
+    family: str, streaming: Deployment, reference_answers: Callable[[str], dict[str, Reference]]
+) -> dict[str, Reference]:
+    return reference_answers(family)
 
 
 def assert_equal(answer: Answer, reference: Reference) -> None:

@@ -16,6 +16,7 @@ from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt
 from vllm_omni.outputs import TokenOutput
 from vllm_omni.pipelines import qwen2_5_omni, qwen3_omni_moe
+from vllm_omni.pipelines.speakers import SPEAKERS_FILE
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -28,9 +29,10 @@ CHUNKS = {"initial_codec_chunk_frames": 2, "codec_chunk_frames": 4, "codec_left_
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory) -> dict[str, PretrainedConfig]:
     folder = tmp_path_factory.mktemp("speakers")
+    voice = {"cond": torch.zeros(1, 2), "ref_mel": torch.zeros(1, 3, 4)}
     torch.save(
-        {"Ethan": {"bos_token": 506}, "Chelsie": {"bos_token": 508}},
-        folder / qwen2_5_omni.SPEAKERS_FILE,
+        {"Ethan": {"bos_token": 506, **voice}, "Chelsie": {"bos_token": 508, **voice}},
+        folder / SPEAKERS_FILE,
     )
     qwen3 = Qwen3OmniMoeConfig(
         thinker_config={"audio_token_id": MEDIA, "image_token_id": 7, "video_token_id": 8},
@@ -53,7 +55,8 @@ FAMILIES = {"qwen3_omni_moe": qwen3_omni_moe, "qwen2_5_omni": qwen2_5_omni}
 
 
 def context(config: PretrainedConfig, streaming: bool, voice: str | None = None) -> EdgeContext:
-    return EdgeContext(config=config, voice=voice, streaming=streaming, extra=CHUNKS)
+    model = config.name_or_path
+    return EdgeContext(model=model, config=config, voice=voice, streaming=streaming, extra=CHUNKS)
 
 
 def span(start: int, stop: int) -> RowSpan:
@@ -218,6 +221,47 @@ def test_qwen3_prompt_layout(configs) -> None:
     ]
     default = qwen3_omni_moe.talker_plan(config, None, prompt)
     assert default.token_ids[10] == 2302
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(("shown", "said"), [([0, 0, 1, 2, 3], 3), ([0, 0, 0, 0, 2], 2)])
+def test_only_what_the_text_shows_is_said(
+    family: str, streaming: bool, shown: list[int], said: int, configs
+) -> None:
+    """A stop string takes the last tokens from the text after they were sampled."""
+    prompt = [IM_START, USER, TEXT, *REPLY_HEAD]
+    stops = range(len(prompt), len(prompt) + len(shown))
+    outputs = [
+        TokenOutput(
+            request_id="r",
+            new_token_ids=[TEXT],
+            prompt_token_ids=prompt if i == 0 else None,
+            shown_tokens=shown[i],
+            spans=(span(stop - 1 if i else 0, stop),),
+            finished=i == len(shown) - 1,
+        )
+        for i, stop in enumerate(stops)
+    ]
+    edge = FAMILIES[family].thinker_to_talker(context(configs[family], streaming))
+    heard, _ = replay(edge, outputs)
+    assert heard is not None
+    assert heard.rows[-said - 1 :] == [*range(len(prompt), len(prompt) + said), -1]
+
+
+def test_nothing_shown_is_nothing_said(configs) -> None:
+    edge = qwen3_omni_moe.thinker_to_talker(context(configs["qwen3_omni_moe"], streaming=True))
+    prompt = [IM_START, USER, TEXT, *REPLY_HEAD]
+    for i in range(3):
+        output = TokenOutput(
+            request_id="r",
+            new_token_ids=[TEXT],
+            prompt_token_ids=prompt if i == 0 else None,
+            shown_tokens=0,
+            spans=(span(len(prompt) + i - 1 if i else 0, len(prompt) + i),),
+            finished=i == 2,
+        )
+        assert edge.feed(output) is None
 
 
 def test_qwen3_needs_a_chat_prompt(configs) -> None:

@@ -8,18 +8,20 @@ engine step are handed over together instead of through one queue and task per r
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from vllm_omni.ar.host import STOP_S, HostedCore
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
+from vllm_omni.errors import OmniClientError
 from vllm_omni.handles import RowSpan
 
 Sink = Callable[[str, str, RequestOutput | Exception], None]
@@ -44,6 +46,13 @@ class StepCollector(RequestOutputCollector):
         self._sink(self._pipeline_id, self.request_id, output)
 
 
+class StoppableText(NamedTuple):
+    """Characters of a text, and how many of the last ones vLLM keeps back meanwhile."""
+
+    length: int
+    kept_back: int
+
+
 class OmniOutputProcessor(OutputProcessor):
     """vLLM's output processor, with emitted rows taken off before it looks."""
 
@@ -55,6 +64,18 @@ class OmniOutputProcessor(OutputProcessor):
     def take_spans(self, internal_id: str) -> tuple[RowSpan, ...]:
         """Rows of a request that arrived since the last call."""
         return tuple(self._spans.pop(internal_id, ()))
+
+    def stoppable_text(self, internal_id: str) -> StoppableText | None:
+        """The text of a request that a stop string may cut; None if none can."""
+        state = self.request_states.get(internal_id)
+        detokenizer = None if state is None else state.detokenizer
+        if (
+            not isinstance(detokenizer, BaseIncrementalDetokenizer)
+            or not detokenizer.stop
+            or detokenizer.include_stop_str_in_output
+        ):
+            return None
+        return StoppableText(len(detokenizer.output_text), detokenizer.stop_buffer_length)
 
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
@@ -129,7 +150,8 @@ class StageLLM(AsyncLLM):
 
         Where n > 1 that is the id of all n together.
 
-        Raises what vLLM raises for an invalid request (`ValueError` and its subclasses).
+        Raises what vLLM raises for an invalid request (`ValueError` and its subclasses), and
+        `OmniClientError` for a prompt of a wrong kind.
         """
         process = (
             self.input_processor.process_inputs
@@ -139,15 +161,13 @@ class StageLLM(AsyncLLM):
         prompt_text = kwargs.pop("prompt_text", None)
         reasoning_ended = kwargs.pop("reasoning_ended", None)
         reasoning_parser_kwargs = kwargs.pop("reasoning_parser_kwargs", None)
-        request = process(
-            pipeline_id,
-            prompt,
-            params,
-            supported_tasks=await self.get_supported_tasks(),
-            **kwargs,
-        )
-        if not isinstance(request, EngineCoreRequest):
-            request = await request
+        tasks = await self.get_supported_tasks()
+        try:
+            request = process(pipeline_id, prompt, params, supported_tasks=tasks, **kwargs)
+            if not isinstance(request, EngineCoreRequest):
+                request = await request
+        except TypeError as error:  # vLLM's word for a prompt or media of a wrong kind
+            raise OmniClientError(f"`prompt`: {error}", param="prompt") from error
         if reasoning_ended is not None:
             request.reasoning_ended = reasoning_ended
         if reasoning_parser_kwargs is not None:

@@ -3,7 +3,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import SamplingParams
@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.ar.frontend import StageLLM
+from vllm_omni.ar.shown import ShownTokens
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import RowUpdate, StageRequest, attach_request, frame_sampling
 from vllm_omni.connectors.base import OmniConnector
@@ -27,6 +28,7 @@ class _Live:
 
     internal_id: str | None = None
     prompt_reported: bool = False
+    shown: ShownTokens = field(default_factory=ShownTokens)
 
 
 class ArReplica(StageReplica):
@@ -211,12 +213,21 @@ class ArReplica(StageReplica):
         spans = self.llm.output_processor.take_spans(internal_id)
         prompt_token_ids = None if live.prompt_reported else output.prompt_token_ids
         live.prompt_reported = True
+        shown_tokens = None
+        if text := self.llm.output_processor.stoppable_text(internal_id):
+            shown_tokens = live.shown.add(
+                len(completion.token_ids),
+                *text,
+                cut=isinstance(completion.stop_reason, str),
+                finished=output.finished,
+            )
         if output.finished:
             del self._live[request_id]
         return TokenOutput(
             request_id=request_id,
             new_token_ids=list(completion.token_ids),
             prompt_token_ids=prompt_token_ids,
+            shown_tokens=shown_tokens,
             spans=spans,
             finished=output.finished,
             finish_reason=completion.finish_reason,

@@ -7,11 +7,12 @@ out. Each carries one opaque msgpack value under `OMNI_KEY`; this module is the 
 what is inside.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from vllm import SamplingParams
 
+from vllm_omni.config.sampling import SUBTALKER, SubtalkerSampling
 from vllm_omni.errors import OmniClientError
 from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import RowInput
@@ -61,31 +62,19 @@ def frame_sampling(params: SamplingParams) -> FrameSampling:
     """
     if params.temperature == 0:
         return FrameSampling(seed=params.seed)
-    wanted = (params.extra_args or {}).get("subtalker_sampling_params") or {}
-    known = {"temperature", "top_k", "top_p", "seed"}
+    wanted = (params.extra_args or {}).get(SUBTALKER) or {}
     try:
-        given = {key: value for key, value in dict(wanted).items() if key in known}
-        return msgspec.convert({"seed": params.seed, **given}, _FrameSamplingFields).frozen()
+        given = {key: value for key, value in dict(wanted).items() if key in _SUBTALKER_KEYS}
+        drawn = msgspec.convert({"seed": params.seed, **given}, SubtalkerSampling)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise OmniClientError(
-            f"subtalker_sampling_params: {error}",
-            param="sampling_params_list.extra_args.subtalker_sampling_params",
+            f"{SUBTALKER}: {error}", param=f"sampling_params_list.extra_args.{SUBTALKER}"
         ) from error
+    # -1 is vLLM's spelling of all.
+    return FrameSampling(drawn.temperature, max(0, drawn.top_k), drawn.top_p, drawn.seed)
 
 
-class _FrameSamplingFields(msgspec.Struct):
-    """`FrameSampling` by field name, with the defaults of a sampled frame."""
-
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 50
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
-    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-
-    def frozen(self) -> FrameSampling:
-        """As it travels; -1 is vLLM's spelling of all."""
-        return FrameSampling(self.temperature, max(0, self.top_k), self.top_p, self.seed)
-
-
+_SUBTALKER_KEYS = frozenset(SubtalkerSampling.__struct_fields__)
 _request_decoder = msgspec.msgpack.Decoder(StageRequest)
 _updates_decoder = msgspec.msgpack.Decoder(list[RowUpdate])
 _spans_decoder = msgspec.msgpack.Decoder(list[RowSpan])

@@ -15,6 +15,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from vllm_omni.config import idle
 from vllm_omni.config.checkpoint import load_hf_config
+from vllm_omni.config.checks import check_config, check_files
 from vllm_omni.config.devices import Host
 from vllm_omni.config.flags import Flags, parse_flags
 from vllm_omni.config.load import (
@@ -83,20 +84,23 @@ def build_plan(
     host = host or Host.current()
     flags = parse_flags(cli or {}, flag_style)
     loaded = load_deploy(deploy_config, host.platform)
+    revision = _early(flags, loaded.config, "revision")
     hf_config = load_hf_config(
         model,
         trust_remote_code=_early(flags, loaded.config, "trust_remote_code") or False,
-        revision=_early(flags, loaded.config, "revision"),
+        revision=revision,
     )
     resolve = resolve or resolve_obj_by_qualname(RESOLVER)
     pipeline = resolve(model, loaded.config, hf_config=hf_config)
     if deploy_config is None and pipeline.name in packaged_deploys():
         loaded = load_deploy(pipeline.name, host.platform)
     _warn_idle(loaded, flags)
+    check_config(model, pipeline, hf_config, revision)
     inputs = _stage_inputs(
         model, pipeline, hf_config, host, loaded, flags, stage_overrides, default_sampling_params
     )
     stages = resolve_connectors(pipeline, loaded, tuple(resolve_stage(entry) for entry in inputs))
+    check_files(model, pipeline, stages)
     check_memory(stages, host)
     return DeploymentPlan(
         model=model,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
 
 from vllm_omni.errors import OmniConfigError
@@ -35,7 +36,16 @@ def load_hf_config(
         return get_config(model, trust_remote_code, revision=revision)
     except OmniConfigError:
         raise
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    # Config classes fail with whatever a value of a wrong kind leads to.
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        StrictDataclassError,
+        httpx.HTTPError,
+    ) as error:
         raise OmniConfigError(f"model {model!r}: its config cannot be loaded: {error}") from error
 
 

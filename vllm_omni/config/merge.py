@@ -102,6 +102,10 @@ class Layer:
     source: str
     values: Mapping[str, Any]
 
+    def written(self, key: str) -> str:
+        """The place of one of the keys."""
+        return self.source.replace("{flag}", key.replace("_", "-")).replace("{key}", key)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -121,6 +125,5 @@ def fold(layers: Iterable[Layer]) -> dict[str, Setting]:
             old = settings.get(key)
             if key in DEEP_KEYS and old is not None:
                 value = deep_merge(old.value, value)
-            source = layer.source.replace("{flag}", key.replace("_", "-")).replace("{key}", key)
-            settings[key] = Setting(value, source)
+            settings[key] = Setting(value, layer.written(key))
     return settings

@@ -5,13 +5,14 @@ A pipeline is data about a model family. Where it runs (devices, replicas, memor
 configuration's business.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, Protocol
 
 from transformers import PretrainedConfig
 
+from vllm_omni.config.problems import Problem
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.inputs import StageInput
 from vllm_omni.outputs import StageOutput
@@ -24,12 +25,14 @@ class EdgeContext:
     """What an edge may know when a request starts.
 
     Attributes:
+        model: Folder or hub name of the checkpoint.
         config: The checkpoint's whole Hugging Face config.
         voice: The requested speaker, already validated by the pipeline, or None for its default.
         streaming: `async_chunk`: yield as data arrives, else once at the end.
         extra: The connector's `extra` of this edge from the deploy YAML (chunk sizes, ...).
     """
 
+    model: str
     config: PretrainedConfig
     voice: str | None
     streaming: bool
@@ -107,6 +110,10 @@ class Pipeline:
             checkpoint's own spelling; compared without case. The first one is the default.
         default_voice: The family's default speaker, if the checkpoint has it.
         async_chunk: Default of the deploy YAML's `async_chunk`.
+        files: Files that a checkpoint must have beside config, tokenizer and weights: of each
+            entry, one.
+        problems: What is wrong with a checkpoint, given its config (whose sections are there) and
+            its folder; checked before any stage is started.
     """
 
     name: str
@@ -116,6 +123,8 @@ class Pipeline:
     voices: Callable[[PretrainedConfig, str], tuple[str, ...]] | None = None
     default_voice: str | None = None
     async_chunk: bool = True
+    files: tuple[tuple[str, ...], ...] = ()
+    problems: Callable[[PretrainedConfig, str], Iterable[Problem]] | None = None
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]

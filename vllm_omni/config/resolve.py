@@ -17,7 +17,7 @@ from vllm_omni.config.load import LoadedDeploy
 from vllm_omni.config.merge import Layer, Setting, deep_merge, fold
 from vllm_omni.config.pipeline import Pipeline, Stage
 from vllm_omni.config.plan import DiffusionStageConfig, StagePlan
-from vllm_omni.config.problems import did_you_mean
+from vllm_omni.config.sampling import SUBTALKER, SamplingError, check_subtalker, sampling_params
 from vllm_omni.config.schema import StageKeys, StageOverride, engines_of
 from vllm_omni.errors import OmniConfigError
 
@@ -34,17 +34,15 @@ vLLM's model runner for it does not schedule ahead."""
 
 FALLBACK: Mapping[str, Any] = {"devices": "0", "num_replicas": 1}
 
-PLAN_KEYS = frozenset(
-    {
-        "devices",
-        "num_replicas",
-        "env",
-        "input_connectors",
-        "output_connectors",
-        "default_sampling_params",
-        "subtalker_sampling_params",
-    }
-)
+_NOT_GIVEN: Any = object()
+_SAMPLING = frozenset({"default_sampling_params", "subtalker_sampling_params"})
+PLAN_KEYS = _SAMPLING | {
+    "devices",
+    "num_replicas",
+    "env",
+    "input_connectors",
+    "output_connectors",
+}
 """Stage keys that the plan holds itself; the others are an engine's."""
 
 
@@ -80,10 +78,12 @@ class StageInputs:
 
 def resolve_stage(inputs: StageInputs) -> StagePlan:
     """The plan of one stage; its connectors are only those given by name (see `wiring.py`)."""
-    settings = fold(_layers(inputs))
+    layers = _layers(inputs)
+    settings = fold(layers)
     stage = inputs.stage
     num_replicas = _value(settings, "num_replicas")
-    _check_sampling(inputs, settings)
+    if stage.engine == "ar":
+        _check_sampling(inputs, layers, _sampling(settings))
     ar_args: dict[str, Any] = {}
     diffusion = None
     if stage.engine == "ar":
@@ -180,10 +180,9 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
 
 
 def _warn_without_effect(inputs: StageInputs, settings: Mapping[str, Setting]) -> None:
+    without_effect = {key for key in settings if "diffusion" not in engines_of(StageKeys, key)}
     names = [
-        key
-        for key in settings
-        if key not in PLAN_KEYS and key != "model" and "diffusion" not in engines_of(StageKeys, key)
+        key for key in settings if key in _SAMPLING or key in without_effect - PLAN_KEYS - {"model"}
     ]
     if names:
         logger.warning_once(
@@ -226,20 +225,46 @@ def _devices(
     return groups
 
 
-def _check_sampling(inputs: StageInputs, settings: Mapping[str, Setting]) -> None:
-    if inputs.stage.engine != "ar" or "default_sampling_params" not in settings:
-        return
-    from vllm import SamplingParams
+def _check_sampling(
+    inputs: StageInputs, layers: Sequence[Layer], sampling: Mapping[str, Any]
+) -> None:
+    """Sampling defaults must be good parameters, together and with the family's constraints."""
+    constraints = inputs.stage.sampling_constraints
+    forced = {} if constraints is None else constraints(inputs.hf_config)
+    try:
+        params = sampling_params({**sampling, **forced}, {})
+        if params.n != 1 and inputs.stage != inputs.pipeline.entry:
+            raise SamplingError("n", "only the first stage can give more than one completion")
+        frames = (params.extra_args or {}).get(SUBTALKER)
+        if frames is not None:
+            check_subtalker(frames)
+    except SamplingError as error:
+        raise _sampling_error(inputs, layers, error) from error
 
-    known = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
-    setting = settings["default_sampling_params"]
-    own = inputs.stage.default_sampling
-    for key, value in setting.value.items():
-        if key not in known and key not in own:
-            raise OmniConfigError(
-                f"{inputs.where}: default_sampling_params.{key} = {value!r} (from "
-                f"{setting.source}): unknown sampling parameter{did_you_mean(key, known)}"
-            )
+
+def _sampling_error(
+    inputs: StageInputs, layers: Sequence[Layer], error: SamplingError
+) -> OmniConfigError:
+    """The error with the key as the user wrote it, its value and where that came from."""
+    path = ("default_sampling_params", *(error.key.split(".") if error.key else ()))
+    # A key of its own is another spelling of the last of these, and wins.
+    spellings = [path[path.index(SUBTALKER) :]] if SUBTALKER in path else []
+    for spelling in (*spellings, path):
+        for layer in reversed(layers):
+            value = _at(layer.values, spelling)
+            if value is not _NOT_GIVEN:
+                place = f"{'.'.join(spelling)} = {value!r} (from {layer.written(spelling[0])})"
+                return OmniConfigError(f"{inputs.where}: {place}: {error.message}")
+    return OmniConfigError(f"{inputs.where}: default_sampling_params: {error}")
+
+
+def _at(values: Any, path: Sequence[str]) -> Any:
+    """What nested mappings hold under a path, or `_NOT_GIVEN`."""
+    for key in path:
+        if not isinstance(values, Mapping) or key not in values:
+            return _NOT_GIVEN
+        values = values[key]
+    return values
 
 
 def check_memory(stages: Sequence[StagePlan], host: Host) -> None:

@@ -77,8 +77,12 @@ class DiffusionReplica(StageReplica):
         first = ProgramInput(
             options=options, spans=prompt.spans, windows=prompt.windows, final=prompt.final
         )
-        await self._send(Inputs([(request_id, first)], first=True))
-        self._live.add(request_id)
+        self._live.add(request_id)  # before the send: an output may be here before it returns
+        try:
+            await self._send(Inputs([(request_id, first)], first=True))
+        except BaseException:
+            self._live.discard(request_id)
+            raise
 
     async def update(self, updates: Sequence[tuple[str, StageInput]]) -> None:
         """See `StageReplica`."""

@@ -26,6 +26,7 @@ from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
 from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.orchestrator import Topology
+from vllm_omni.engine.sampling import route_defaults
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.fork_server import fork_server
@@ -189,6 +190,12 @@ def _ar_launch(
     if stage.num_replicas > 1:
         # The front end mirrors what each engine core has cached; it renders for all replicas.
         args["mm_processor_cache_gb"] = 0
+    if stage is plan.entry:
+        # The place where vLLM's own routes (completions, responses, ...) look for defaults.
+        args["override_generation_config"] = {
+            **args.get("override_generation_config", {}),
+            **route_defaults(stage.default_sampling),
+        }
     # vLLM's Prometheus metrics exist once per process, so one engine can own them.
     owns_metrics = stage is plan.entry and replica_id == 0
     return ArLaunch.of(
@@ -255,6 +262,7 @@ def _emits(plan: DeploymentPlan, stage: StagePlan) -> tuple[str, ...]:
 def _topology(plan: DeploymentPlan) -> Topology:
     return Topology(
         pipeline=plan.pipeline,
+        model=plan.model,
         config=plan.hf_config,
         streaming=plan.async_chunk,
         edge_extra={

@@ -67,6 +67,7 @@ class Topology:
 
     Attributes:
         pipeline: Stages and edges.
+        model: Folder or hub name of the checkpoint.
         config: The checkpoint's Hugging Face config.
         streaming: `async_chunk`.
         edge_extra: The connector's `extra` of each edge, by (source, target).
@@ -74,6 +75,7 @@ class Topology:
     """
 
     pipeline: Pipeline
+    model: str
     config: PretrainedConfig
     streaming: bool
     edge_extra: dict[tuple[str, str], dict[str, Any]]
@@ -183,6 +185,7 @@ class Orchestrator:
         for edge in self._pipeline.edges:
             if edge.source in needed and edge.target in needed:
                 context = EdgeContext(
+                    model=self._topology.model,
                     config=self._topology.config,
                     voice=submit.voice,
                     streaming=self._topology.streaming,

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling parameters of each stage: family and deployment defaults, the request's, constraints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
 
+from vllm_omni.config.sampling import (
+    SUBTALKER,
+    SamplingError,
+    check_subtalker,
+    check_types,
+    sampling_params,
+)
 from vllm_omni.errors import OmniClientError
 
 
@@ -48,20 +55,74 @@ def merge_request(
     if override is None:
         return base
     if isinstance(override, SamplingParams):
+        with _blamed_on(field):
+            check_types(override)
         if override.extra_args is None and base.extra_args is not None:
             override = override.clone()
             override.extra_args = base.extra_args
         return override
-    known = set(SamplingParams.__struct_fields__)
-    if unknown := sorted(set(override) - known):
-        raise OmniClientError(f"unknown sampling parameters {unknown}", param=field)
-    values = {name: getattr(base, name) for name in _REQUEST_FIELDS}
+    if not isinstance(override, Mapping):
+        raise OmniClientError(
+            f"{field}: should be SamplingParams, a mapping or None, not {type(override).__name__}",
+            param=field,
+        )
+    return overlaid(override, {name: getattr(base, name) for name in _REQUEST_FIELDS}, field)
+
+
+def overlaid(given: Mapping[str, Any], base: Mapping[str, Any], field: str) -> SamplingParams:
+    """A request's parameters over those of its stage, types and ranges checked.
+
+    Args:
+        given: What the request says.
+        base: The stage's own.
+        field: Name of the request field that holds `given`.
+
+    Raises:
+        OmniClientError: Names the parameter at fault.
+    """
+    with _blamed_on(field):
+        return sampling_params(given, base)
+
+
+def check_frames(params: SamplingParams, field: str) -> None:
+    """Check how a talker's frames are to be drawn.
+
+    Raises:
+        OmniClientError: Names the parameter at fault.
+    """
+    frames = (params.extra_args or {}).get(SUBTALKER)
+    if frames is not None:
+        with _blamed_on(field):
+            check_subtalker(frames)
+
+
+@contextmanager
+def _blamed_on(field: str) -> Iterator[None]:
     try:
-        return SamplingParams(**{**values, **override})
-    except (ValueError, TypeError, VLLMClientError) as error:
-        raise OmniClientError(str(error), param=field) from error
+        yield
+    except SamplingError as error:
+        param = f"{field}.{error.key}" if error.key else field
+        raise OmniClientError(f"`{param}`: {error.message}", param=param) from error
 
 
+def route_defaults(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling defaults as vLLM's own routes take them, from `override_generation_config`.
+
+    `max_tokens` is left out: what vLLM finds there also limits what a request may ask for. Others
+    (`seed`, `stop`, ...) have no default in vLLM's requests.
+    """
+    return {key: sampling[key] for key in _ROUTE_KEYS if sampling.get(key) is not None}
+
+
+_ROUTE_KEYS: Sequence[str] = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 _REQUEST_FIELDS: Sequence[str] = (
     "temperature",
     "top_p",

@@ -74,7 +74,12 @@ class AsyncOmni(EngineClient):
             OmniConfigError: The plan cannot be deployed.
             RuntimeError: A stage did not come up; the message says which and why.
         """
-        return cls(launch_pipeline(plan))
+        launched = launch_pipeline(plan)
+        try:
+            return cls(launched)
+        except BaseException:
+            launched.shutdown(0)
+            raise
 
     @property
     def pipeline(self) -> Any:
@@ -139,6 +144,11 @@ class AsyncOmni(EngineClient):
         if self._draining:
             raise StageUnavailableError("the server is shutting down")
         self._start_dispatcher()
+        if request_id is not None and not isinstance(request_id, str):
+            raise OmniClientError(
+                f"`request_id` should be a string or None, not {type(request_id).__name__}",
+                param="request_id",
+            )
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
         submit = self._requests.make(
             prompt,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The offline front door: lists of prompts in, lists of outputs out."""
 
+import threading
 import time
 import uuid
 import weakref
@@ -19,6 +20,7 @@ from vllm_omni.config.build import build_plan
 from vllm_omni.engine.launcher import launch_pipeline
 from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
 from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.errors import OmniClientError
 from vllm_omni.outputs import OmniRequestOutput
 
 POLL_S = 1.0
@@ -76,12 +78,13 @@ class Omni:
             cli=engine_args,
             flag_style="{name}",
         )
+        self._requests = RequestFactory(plan)
+        self.pipeline = plan.pipeline
+        self._calls = threading.Lock()
         self._launched = launch_pipeline(plan)
         # A script that ends without `close` ends its stages too, before vLLM's own exit handlers.
         weakref.finalize(self, self._launched.shutdown)
         self._engine = self._launched.engine
-        self._requests = RequestFactory(plan)
-        self.pipeline = plan.pipeline
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -103,7 +106,7 @@ class Omni:
         voice: str | None = None,
         use_tqdm: bool = True,
     ) -> list[OmniRequestOutput]:
-        """Run prompts to their end, batched.
+        """Run prompts to their end, batched. Safe to call from several threads: one at a time runs.
 
         Args:
             prompts: One prompt or a list of them, as vLLM's `LLM.generate` takes; for sound, in
@@ -120,19 +123,29 @@ class Omni:
             OmniClientError: A prompt or parameter is wrong. Prompts that run are aborted.
         """
         batch = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
-        modalities = tuple(output_modalities or self.pipeline.output_modalities)
+        modalities = output_modalities or self.pipeline.output_modalities
+        if not isinstance(sampling_params, SamplingParams | list | tuple | None):
+            raise OmniClientError(
+                "`sampling_params` should be SamplingParams, or a list with one entry per stage, "
+                f"not {type(sampling_params).__name__}",
+                param="sampling_params",
+            )
         entry, by_stage = (
             (sampling_params, None)
             if isinstance(sampling_params, SamplingParams)
             else (None, sampling_params)
         )
         ids = [f"omni-{uuid.uuid4().hex}" for _ in batch]
-        for request_id, prompt in zip(ids, batch, strict=True):
-            submit = self._requests.make(
+        submits = [
+            self._requests.make(
                 prompt, request_id, entry, by_stage, modalities, voice, time.monotonic(), {}
             )
-            self._engine.send(_at_the_end(submit))
-        done = self._collect(ids, use_tqdm)
+            for request_id, prompt in zip(ids, batch, strict=True)
+        ]
+        with self._calls:  # all calls read the engine's one queue
+            for submit in submits:
+                self._engine.send(_at_the_end(submit))
+            done = self._collect(ids, use_tqdm)
         return [output for request_id in ids for output in done[request_id]]
 
     def _collect(self, ids: list[str], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:

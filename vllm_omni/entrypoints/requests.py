@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a caller says to what the orchestrator takes: checks, defaults, parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
 from vllm_omni.config.plan import DeploymentPlan, StagePlan
+from vllm_omni.config.problems import did_you_mean
 from vllm_omni.engine.messages import Submit
-from vllm_omni.engine.sampling import constrain, default_params, merge_request
+from vllm_omni.engine.sampling import check_frames, constrain, default_params, merge_request
 from vllm_omni.errors import OmniClientError
+
+ENTRY_KWARGS: Mapping[str, type] = {
+    "prompt_text": str,
+    "lora_request": LoRARequest,
+    "tokenization_kwargs": Mapping,
+    "trace_headers": Mapping,
+    "priority": int,
+    "data_parallel_rank": int,
+    "session_id": str,
+    "kv_hints": object,
+    "reasoning_ended": bool,
+    "reasoning_parser_kwargs": Mapping,
+}
+"""Further arguments of vLLM's `EngineClient.generate`, which go to the entry stage."""
 
 
 class RequestFactory:
@@ -45,6 +61,7 @@ class RequestFactory:
         Raises:
             OmniClientError: Naming the field at fault.
         """
+        _check_kwargs(entry_kwargs)
         modalities = self._modalities(output_modalities)
         params = self._params(sampling_params, sampling_params_list)
         entry = params[self._entry_id]
@@ -67,6 +84,9 @@ class RequestFactory:
         )
 
     def _modalities(self, wanted: Sequence[str]) -> frozenset[str]:
+        if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+            raise _wrong_type("output_modalities", "a list of names", wanted, param="modalities")
+        wanted = tuple(wanted)
         known = self._pipeline.output_modalities
         for modality in wanted:
             if modality not in known:
@@ -81,6 +101,8 @@ class RequestFactory:
     def _voice(self, voice: str | None) -> str | None:
         if voice is None:
             return self.voices[0] if self.voices else None
+        if not isinstance(voice, str):
+            raise _wrong_type("voice", "a name or None", voice, param="audio.voice")
         for known in self.voices:
             if known.casefold() == voice.casefold():
                 return known
@@ -93,6 +115,12 @@ class RequestFactory:
         by_stage: Sequence[SamplingParams | Mapping[str, Any] | None] | None,
     ) -> tuple[SamplingParams | None, ...]:
         stages = len(self.defaults)
+        if entry is not None and not isinstance(entry, SamplingParams):
+            raise _wrong_type("sampling_params", "SamplingParams or None", entry)
+        if by_stage is not None and (
+            not isinstance(by_stage, Sequence) or isinstance(by_stage, str | bytes)
+        ):
+            raise _wrong_type("sampling_params_list", "a list, one entry per stage,", by_stage)
         overrides = list(by_stage) if by_stage is not None else [None] * stages
         if len(overrides) != stages:
             raise OmniClientError(
@@ -101,14 +129,44 @@ class RequestFactory:
             )
         if entry is not None:
             overrides[self._entry_id] = entry
+        fields = [f"sampling_params_list.{i}" for i in range(stages)]
+        if entry is not None:
+            fields[self._entry_id] = "sampling_params"
         return tuple(
-            None
-            if base is None
-            else constrain(
-                merge_request(base, override, f"sampling_params_list.{i}"), self._constraints[i]
+            self._stage_params(i, base, override, field)
+            for i, (base, override, field) in enumerate(
+                zip(self.defaults, overrides, fields, strict=True)
             )
-            for i, (base, override) in enumerate(zip(self.defaults, overrides, strict=True))
         )
+
+    def _stage_params(
+        self, stage_id: int, base: SamplingParams | None, override: Any, field: str
+    ) -> SamplingParams | None:
+        if base is None:
+            return None
+        params = merge_request(base, override, field)
+        if self._pipeline.stages[stage_id].row_driven:
+            check_frames(params, field)
+        return constrain(params, self._constraints[stage_id])
+
+
+def _check_kwargs(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        wanted = ENTRY_KWARGS.get(name)
+        if wanted is None:
+            raise OmniClientError(
+                f"unknown argument {name!r}{did_you_mean(name, ENTRY_KWARGS)}", param=name
+            )
+        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            raise _wrong_type(name, f"a {wanted.__name__}", value)
+
+
+def _wrong_type(
+    name: str, wanted: str, value: object, *, param: str | None = None
+) -> OmniClientError:
+    return OmniClientError(
+        f"`{name}` should be {wanted}, not {type(value).__name__}", param=param or name
+    )
 
 
 def _samples(stage: StagePlan) -> bool:

@@ -30,7 +30,8 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
 from vllm_omni.models.weights import THINKER_EMBEDDING, copy_rows
-from vllm_omni.pipelines.qwen2_5_omni import CODEC_FLAG, RowKind, speaker_bos_tokens
+from vllm_omni.pipelines.qwen2_5_omni import CODEC_FLAG, RowKind
+from vllm_omni.pipelines.speakers import speakers
 
 
 class Qwen2_5OmniTalkerLayer(Qwen2DecoderLayer):
@@ -140,7 +141,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE, SupportsQuant):
         self._special_ids = [
             config.tts_text_pad_token_id,
             config.tts_text_end_token_id,
-            *speaker_bos_tokens(vllm_config.model_config.model).values(),
+            *(each.bos_token for each in speakers(vllm_config.model_config.model).values()),
         ]
         # The thinker's embeddings of these tokens: `TEXT_PAD`, `TEXT_EOS`, then the speakers.
         self.register_buffer(

@@ -5,22 +5,22 @@ Reference: `generate` of transformers' `Qwen2_5OmniForConditionalGeneration`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from functools import cache
 from typing import Any
 
-import torch
 from transformers import PretrainedConfig, Qwen2_5OmniConfig
-from transformers.utils import cached_file
 
 from vllm_omni.config.pipeline import Edge, EdgeContext, Pipeline, Stage
+from vllm_omni.config.problems import Problem
 from vllm_omni.framing import ChunkPolicy
+from vllm_omni.pipelines.checks import equal, token_ids
+from vllm_omni.pipelines.speakers import SPEAKERS_FILE, speakers
 from vllm_omni.pipelines.speech import NO_ROW, CodecEdge, TalkerEdge, TalkerPlan, find_voice
 
 ARCHITECTURES = ("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel")
 DEFAULT_VOICE = "Chelsie"
-SPEAKERS_FILE = "spk_dict.pt"
+PROCESSOR_FILES = (("preprocessor_config.json", "processor_config.json"),)
 CODEC_FLAG = 0x80
 """Bit of a kind: the codec embedding of the position's own token id is added."""
 
@@ -40,21 +40,53 @@ class RowKind(IntEnum):
     """`SPEAKER + k`: the thinker's embedding of the k-th speaker's start token."""
 
 
-@cache
-def speaker_bos_tokens(model: str) -> dict[str, int]:
-    """Start token (an id of the thinker's vocabulary) of each speaker, in the file's order.
-
-    Args:
-        model: Folder or hub name of the checkpoint.
-    """
-    path = cached_file(model, SPEAKERS_FILE)
-    speakers = torch.load(path, map_location="cpu", weights_only=True)
-    return {name: int(speaker["bos_token"]) for name, speaker in speakers.items()}
-
-
 def voices(config: PretrainedConfig, model_dir: str) -> tuple[str, ...]:
     """Speakers of the checkpoint."""
-    return tuple(speaker_bos_tokens(model_dir))
+    return tuple(speakers(model_dir))
+
+
+def problems(config: Qwen2_5OmniConfig, model: str) -> Iterator[Problem]:
+    """What is wrong with a checkpoint that should speak."""
+    talker, thinker = config.talker_config, config.thinker_config.text_config
+    dit = config.token2wav_config.dit_config
+    yield from token_ids(
+        talker.to_dict(),
+        "talker_config.",
+        [f"tts_codec_{name}_token_id" for name in ("pad", "start", "end", "mask")],
+        talker.vocab_size,
+        "talker_config.vocab_size",
+    )
+    whose = "thinker_config.text_config.vocab_size"
+    yield from token_ids(
+        talker.to_dict(),
+        "talker_config.",
+        ["tts_text_pad_token_id", "tts_text_end_token_id"],
+        thinker.vocab_size,
+        whose,
+    )
+    yield from equal(
+        "talker_config.embedding_size",
+        talker.embedding_size,
+        "thinker_config.text_config.hidden_size",
+        thinker.hidden_size,
+    )
+    for name, speaker in speakers(model).items():
+        path = f"{SPEAKERS_FILE}: {name}"
+        yield from token_ids(
+            {"bos_token": speaker.bos_token}, f"{path}.", ["bos_token"], thinker.vocab_size, whose
+        )
+        yield from equal(
+            f"{path}.cond's width",
+            speaker.conditioning.shape[-1],
+            "token2wav_config.dit_config.enc_emb_dim",
+            dit.enc_emb_dim,
+        )
+        yield from equal(
+            f"{path}.ref_mel's width",
+            speaker.reference_mel.shape[-1],
+            "token2wav_config.dit_config.mel_dim",
+            dit.mel_dim,
+        )
 
 
 def talker_constraints(config: PretrainedConfig) -> Mapping[str, Any]:
@@ -96,7 +128,7 @@ def talker_plan(
 
 def thinker_to_talker(ctx: EdgeContext) -> TalkerEdge:
     """Rows of the prompt and of the reply."""
-    names = tuple(speaker_bos_tokens(ctx.config.name_or_path))
+    names = tuple(speakers(ctx.model))
     speaker = names.index(find_voice(ctx.voice, names, DEFAULT_VOICE))
     return TalkerEdge(ctx, lambda prompt: talker_plan(ctx.config, speaker, prompt))
 
@@ -109,7 +141,7 @@ def talker_to_code2wav(ctx: EdgeContext) -> CodecEdge:
     sets `codec_chunk_frames` trades that for an earlier start: the sound then comes in windows of
     whole attention blocks, each an approximation that more left context makes closer.
     """
-    names = tuple(speaker_bos_tokens(ctx.config.name_or_path))
+    names = tuple(speakers(ctx.model))
     wants_windows = "codec_chunk_frames" in ctx.extra
     return CodecEdge(
         ctx,
@@ -185,6 +217,8 @@ PIPELINE = Pipeline(
     ),
     voices=voices,
     default_voice=DEFAULT_VOICE,
+    files=PROCESSOR_FILES,
+    problems=problems,
 )
 
 THINKER_ONLY = Pipeline(
@@ -200,4 +234,5 @@ THINKER_ONLY = Pipeline(
             owns_tokenizer=True,
         ),
     ),
+    files=PROCESSOR_FILES,
 )

@@ -4,19 +4,22 @@
 Reference: `generate` of transformers' `Qwen3OmniMoeForConditionalGeneration`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 from transformers import PretrainedConfig, Qwen3OmniMoeConfig
 
 from vllm_omni.config.pipeline import Edge, EdgeContext, Pipeline, Stage
+from vllm_omni.config.problems import Problem
 from vllm_omni.errors import OmniClientError
 from vllm_omni.framing import ChunkPolicy
+from vllm_omni.pipelines.checks import equal, token_ids, whole_number
 from vllm_omni.pipelines.speech import NO_ROW, CodecEdge, TalkerEdge, TalkerPlan, find_voice
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 DEFAULT_VOICE = "Ethan"
+PROCESSOR_FILES = (("preprocessor_config.json", "processor_config.json"),)
 SUPPRESSED_TAIL = 1024
 """The last so many ids of the codec vocabulary are special; of them only the end is sampled."""
 ROLE_LENGTH = 3
@@ -52,6 +55,48 @@ def talker_constraints(config: PretrainedConfig) -> Mapping[str, Any]:
 def voices(config: PretrainedConfig, model_dir: str) -> tuple[str, ...]:
     """Speakers of the checkpoint."""
     return tuple(config.talker_config.speaker_id or ())
+
+
+def problems(config: Qwen3OmniMoeConfig, model: str) -> Iterator[Problem]:
+    """What is wrong with a checkpoint that should speak."""
+    talker, thinker = config.talker_config, config.thinker_config.text_config
+    codes = talker.text_config.vocab_size
+    codec = ("bos_id", "eos_token_id", "pad_id", "nothink_id", "think_bos_id", "think_eos_id")
+    whose = "talker_config.text_config.vocab_size"
+    names = [f"codec_{name}" for name in codec]
+    yield from token_ids(talker.to_dict(), "talker_config.", names, codes, whose)
+    voices = talker.speaker_id
+    if not isinstance(voices, Mapping) or not voices:
+        yield Problem("talker_config.speaker_id", voices, "should name at least one speaker")
+    else:
+        yield from token_ids(voices, "talker_config.speaker_id.", list(voices), codes, whose)
+    text = ("im_start", "user", "assistant", "tts_pad", "tts_bos", "tts_eos")
+    yield from token_ids(
+        config.to_dict(),
+        "",
+        [f"{name}_token_id" for name in text],
+        thinker.vocab_size,
+        "thinker_config.text_config.vocab_size",
+    )
+    layers = thinker.num_hidden_layers
+    yield from whole_number(
+        "talker_config.accept_hidden_layer",
+        talker.accept_hidden_layer,
+        layers,
+        f"the thinker has {layers} layers",
+    )
+    yield from equal(
+        "talker_config.thinker_hidden_size",
+        talker.thinker_hidden_size,
+        "thinker_config.text_config.hidden_size",
+        thinker.hidden_size,
+    )
+    yield from equal(
+        "talker_config.num_code_groups",
+        talker.num_code_groups,
+        "code2wav_config.num_quantizers",
+        config.code2wav_config.num_quantizers,
+    )
 
 
 def talker_plan(
@@ -177,6 +222,8 @@ PIPELINE = Pipeline(
     ),
     voices=voices,
     default_voice=DEFAULT_VOICE,
+    files=PROCESSOR_FILES,
+    problems=problems,
 )
 
 THINKER_ONLY = Pipeline(
@@ -192,4 +239,5 @@ THINKER_ONLY = Pipeline(
             owns_tokenizer=True,
         ),
     ),
+    files=PROCESSOR_FILES,
 )

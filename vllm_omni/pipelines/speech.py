@@ -131,6 +131,7 @@ class TalkerEdge:
         self._ledger = RowLedger()
         self._prompt_len = 0
         self._tokens = 0
+        self._shown = 0
         self._next = 0
         self._started = False
 
@@ -144,6 +145,7 @@ class TalkerEdge:
             self._plan = self._make_plan(output.prompt_token_ids)
             self._next = self._plan.resume
         self._tokens += len(output.new_token_ids)
+        self._shown = self._tokens if output.shown_tokens is None else output.shown_tokens
         if (row := self._decode_step(self._plan, output)) is not None:
             return row
         self._ledger.add(output.spans)
@@ -156,14 +158,26 @@ class TalkerEdge:
             return self._advance(self._plan, final=True)
         return self._advance(self._plan, final=False) if self._streaming else None
 
+    @property
+    def _said(self) -> int:
+        """Position after the last one that may be spoken.
+
+        The last sampled token is not fed, so it is not spoken. A runner that works ahead may emit
+        its row all the same. What a stop string takes from the text is not spoken either.
+        """
+        return self._prompt_len + min(max(self._tokens - 1, 0), self._shown)
+
     def _decode_step(self, plan: TalkerPlan, output: TokenOutput) -> RowInput | None:
         """What nearly every output is, and what `_advance` would make of it: rows of fed tokens
         that go on as they come. None if this is anything else."""
         if not self._started or output.finished or not self._streaming or len(output.spans) != 1:
             return None
         (span,) = output.spans
-        fed = self._prompt_len + self._tokens - 1
-        if span.start != self._next or span.stop > fed or not self._ledger.pass_through(span):
+        if (
+            span.start != self._next
+            or span.stop > self._said
+            or not self._ledger.pass_through(span)
+        ):
             return None
         self._next = span.stop
         count = span.count
@@ -175,15 +189,12 @@ class TalkerEdge:
         )
 
     def _advance(self, plan: TalkerPlan, final: bool) -> RowPrompt | RowInput | None:
-        # The last sampled token is not fed, so it is not spoken. A runner that works ahead may
-        # emit its row all the same.
-        fed = self._prompt_len + max(self._tokens - 1, 0)
-        ready = self._ledger.ready(fed, partial=final)
+        ready = self._ledger.ready(self._said, partial=final)
         if not self._started and ready < plan.needed:
             return None
         if self._started and ready <= self._next and not final:
             return None
-        batch = self._ledger.take(fed, partial=final)
+        batch = self._ledger.take(self._said, partial=final)
         following = range(self._next, max(ready, self._next))
         self._next = following.stop
         index = [batch.index(position) for position in following]

@@ -14,8 +14,6 @@ vocoder only ever sees accepted frames and is exact.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -37,6 +35,7 @@ from vllm_omni.diffusion.weights import checkpoint_config, checkpoint_file, load
 from vllm_omni.errors import OmniClientError
 from vllm_omni.framing import Stitcher
 from vllm_omni.inputs import Window
+from vllm_omni.pipelines.speakers import SPEAKERS_FILE, Speaker, read_speakers
 
 SAMPLE_RATE = 24000
 """Hz."""
@@ -46,19 +45,6 @@ _FILTER_SPAN = 6
 """Frames that an anti-aliased activation (kernel 12 at twice the rate, up and down) sees aside."""
 _KERNEL_SPAN = 3
 """Likewise for a convolution of kernel size 7."""
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """A speaker.
-
-    Attributes:
-        conditioning: float32 [1, enc_emb_dim].
-        reference_mel: float32 [1, frames, mel_dim].
-    """
-
-    conditioning: torch.Tensor
-    reference_mel: torch.Tensor
 
 
 def block_codes(config: Qwen2_5OmniDiTConfig) -> int:
@@ -106,7 +92,7 @@ class Vocoder(nn.Module):
         return self.bigvgan(mel_spectrogram).reshape(len(mel_spectrogram), -1)
 
 
-def components(token2wav: Qwen2_5OmniToken2WavModel, voices: dict[str, Voice]) -> Loaded:
+def components(token2wav: Qwen2_5OmniToken2WavModel, voices: dict[str, Speaker]) -> Loaded:
     """The model as the program uses it; `voices` by lower-case name."""
     # With guidance the model answers for twice the batch: conditioned, then unconditioned.
     sampler_rules = CallRules({"time_step": Batching.STACK}, stacked_outputs=True)
@@ -119,20 +105,12 @@ def components(token2wav: Qwen2_5OmniToken2WavModel, voices: dict[str, Voice]) -
     )
 
 
-def read_voices(path: str) -> dict[str, Voice]:
-    """The speakers of a `spk_dict.pt`, by lower-case name."""
-    speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
-    return {
-        name.lower(): Voice(speaker["cond"].float(), speaker["ref_mel"].float())
-        for name, speaker in speakers.items()
-    }
-
-
 def load(ctx: LoadContext) -> Loaded:
     """Load `token2wav.*` of a Qwen2.5-Omni checkpoint; in float32 always, as the reference does."""
     config = checkpoint_config(ctx).token2wav_config
     token2wav = load_module(ctx, Qwen2_5OmniToken2WavModel, config, "token2wav.", torch.float32)
-    return components(token2wav, read_voices(checkpoint_file(ctx, "spk_dict.pt")))
+    speakers = read_speakers(checkpoint_file(ctx, SPEAKERS_FILE))
+    return components(token2wav, {name.lower(): each for name, each in speakers.items()})
 
 
 class MelSampler:
@@ -207,8 +185,8 @@ def run(ctx: Program) -> None:
             mel.forget(vocoded - context)
 
 
-def _voice(ctx: Program) -> Voice:
-    voices: dict[str, Voice] = ctx.assets["voices"]
+def _voice(ctx: Program) -> Speaker:
+    voices: dict[str, Speaker] = ctx.assets["voices"]
     name = ctx.options.get("voice")
     if name is None:
         return next(iter(voices.values()))

@@ -32,6 +32,7 @@ from vllm.tokenizers import TokenizerLike
 from vllm_omni.entrypoints.openai.chat_audio import AudioCollector, AudioStream
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
 from vllm_omni.entrypoints.openai.spoken import SpokenTexts
+from vllm_omni.entrypoints.openai.template_errors import template_refusal
 from vllm_omni.entrypoints.openai.turn import Turn, read_turn, stage_sampling_params
 from vllm_omni.errors import OmniClientError, OmniError, http_status
 
@@ -110,6 +111,8 @@ class OmniServingChat(OpenAIServingChat):
         except VLLMValidationError as error:
             if error.parameter in _PROMPT_PARAMS:
                 raise OmniClientError(str(error), param="messages") from error
+            if refusal := template_refusal(error, request.chat_template_kwargs):
+                raise refusal from error
             raise
 
     def _bound(self, request: OmniChatCompletionRequest) -> "OmniServingChat":

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
-from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils import random_uuid
 
 from vllm_omni.config.pipeline import Pipeline
+from vllm_omni.config.sampling import SAMPLING_KEYS
+from vllm_omni.engine.sampling import overlaid
 from vllm_omni.entrypoints.openai.protocol.chat import (
     DEFAULT_AUDIO_FORMAT,
     OmniChatCompletionRequest,
@@ -22,11 +23,7 @@ from vllm_omni.media.audio_encode import check_format
 from vllm_omni.outputs import StageMetrics
 
 AUDIO_LIFETIME_S = 3600
-_SAMPLING_KEYS = frozenset(name for name in SamplingParams.__struct_fields__ if name[0] != "_") - {
-    "output_kind",  # `stream` decides
-    "output_text_buffer_length",
-    "skip_clone",
-}
+_SAMPLING_KEYS = SAMPLING_KEYS - {"output_kind"}  # `stream` decides
 
 
 class PipelineInfo(Protocol):
@@ -247,13 +244,5 @@ def _bounded(overrides: dict[str, Any], entry: SamplingParams) -> dict[str, Any]
 
 def _overlaid(base: SamplingParams, overrides: dict[str, Any], index: int) -> SamplingParams:
     """The parameters with some replaced, types and ranges checked as vLLM does."""
-    where = f"sampling_params_list.{index}"
     fields = {name: getattr(base, name) for name in _SAMPLING_KEYS}
-    try:
-        checked = msgspec.convert(overrides, SamplingParams, str_keys=True)
-        return SamplingParams(**fields | {name: getattr(checked, name) for name in overrides})
-    except (ValueError, TypeError, msgspec.ValidationError, VLLMClientError) as error:
-        named = next((name for name in overrides if name in str(error)), None)
-        raise OmniClientError(
-            f"`{where}`: {error}", param=f"{where}.{named}" if named else where
-        ) from error
+    return overlaid(overrides, fields, f"sampling_params_list.{index}")

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
 )
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 from vllm.sampling_params import SamplingParams
 
@@ -88,6 +90,40 @@ class OmniChatCompletionRequest(ChatCompletionRequest):
             check_text(data)
             check_parts(data.get("messages"))
         return data
+
+
+class OmniBatchChatCompletionRequest(BatchChatCompletionRequest):
+    """vLLM's batch of conversations, which are answered with text and not streamed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_it_would_ignore(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name in (*_BEYOND_TEXT, "stream"):
+            value = data.get(name)
+            if not value or (name == "modalities" and value == ["text"]):
+                continue
+            raise VLLMValidationError(
+                f"`{name}` is not supported for batches of conversations; send each to "
+                "/v1/chat/completions.",
+                parameter=name,
+            )
+        return data
+
+
+_BEYOND_TEXT = (
+    "modalities",
+    "audio",
+    "voice",
+    "speaker",
+    "language",
+    "instructions",
+    "additional_information",
+    "sampling_params_list",
+    "return_stage_metrics",
+)
+"""Fields of `OmniChatCompletionRequest` that are not vLLM's."""
 
 
 class AudioMetadata(BaseModel):

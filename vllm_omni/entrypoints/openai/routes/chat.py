@@ -4,11 +4,15 @@
 import json
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from vllm.entrypoints.openai.chat_completion.api_router import (
     ENDPOINT_LOAD_METRICS_FORMAT_HEADER_LABEL,
+)
+from vllm.entrypoints.openai.chat_completion.api_router import (
+    create_batch_chat_completion as vllm_batch_chat_completion,
 )
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -20,11 +24,26 @@ from vllm.entrypoints.serve.utils.api_utils import (
 from vllm.entrypoints.serve.utils.orca_metrics import metrics_header
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 
-from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
+from vllm_omni.entrypoints.openai.protocol.chat import (
+    OmniBatchChatCompletionRequest,
+    OmniChatCompletionRequest,
+)
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 
 router = APIRouter()
 
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status.value: {"model": ErrorResponse}
+    for status in (
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    )
+}
 _ERROR_EVENT = 'data: {"error"'
 
 
@@ -39,13 +58,7 @@ def chat_handler(request: Request) -> OmniServingChat:
     response_model=None,
     responses={
         HTTPStatus.OK.value: {"content": {"text/event-stream": {}}},
-        HTTPStatus.BAD_REQUEST.value: {"model": ErrorResponse},
-        HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse},
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE.value: {"model": ErrorResponse},
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE.value: {"model": ErrorResponse},
-        HTTPStatus.UNPROCESSABLE_ENTITY.value: {"model": ErrorResponse},
-        HTTPStatus.INTERNAL_SERVER_ERROR.value: {"model": ErrorResponse},
-        HTTPStatus.SERVICE_UNAVAILABLE.value: {"model": ErrorResponse},
+        **_ERRORS,
     },
 )
 @with_cancellation
@@ -61,6 +74,19 @@ async def create_chat_completion(
         header_format = raw_request.headers.get(ENDPOINT_LOAD_METRICS_FORMAT_HEADER_LABEL, "")
         return JSONResponse(result.model_dump(), headers=metrics_header(header_format))
     return await _streamed(result, raw_request.app.state.args.sse_keep_alive_interval)
+
+
+@router.post(
+    "/v1/chat/completions/batch",
+    dependencies=[Depends(validate_json_request)],
+    response_model=None,
+    responses=_ERRORS,
+)
+async def create_batch_chat_completion(
+    request: OmniBatchChatCompletionRequest, raw_request: Request
+) -> Response:
+    """Answer several conversations with text: vLLM's route, for what it can serve."""
+    return await vllm_batch_chat_completion(request, raw_request)
 
 
 async def _streamed(events: AsyncGenerator[str, None], keep_alive_s: float) -> Response:
