@@ -15,7 +15,6 @@ pidfd of that process, because a copy of the link may live on in a process that 
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import stat
@@ -26,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 import torch
@@ -140,7 +140,7 @@ class ForkServer:
             ForkServerGoneError: There is nobody to fork it.
         """
         ours, theirs = socket.socketpair()
-        request = pickle.dumps((dict(environment), target, args))
+        request = bytes(ForkingPickler.dumps((dict(environment), target, args)))
         with self._lock, theirs:
             try:
                 _send(self._control, request, [theirs.fileno()])
@@ -245,7 +245,7 @@ class _Forker:
                 os.close(pidfd)
                 os.close(status_writer)
             environment: Mapping[str, str]
-            environment, target, args = pickle.loads(request)  # from our own server process
+            environment, target, args = ForkingPickler.loads(request)  # from our own server process
             _use_environment(environment)
             target(Lifeline(Connection(link), self._server), *args)
             code = 0

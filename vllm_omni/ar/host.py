@@ -162,6 +162,7 @@ def _host(
         log.close()
         lifeline.link.send_bytes(StartReport(pid=core.pid or 0).encode())
         wait([core.sentinel])
+        core.join(KILL_S)  # The sentinel is readable a moment before the exit code is there.
         if core.exitcode:
             sys.exit(core.exitcode if core.exitcode > 0 else _SIGNALLED - core.exitcode)
     finally:

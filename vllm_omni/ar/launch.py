@@ -6,10 +6,10 @@ and several start at the same time. On other platforms vLLM starts it as it does
 """
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from vllm import AsyncEngineArgs, ModelRegistry
@@ -116,7 +116,7 @@ class ArLaunch:
         timeout: float = 300.0,
     ) -> "ArLaunch":
         """From a config that no engine has used yet."""
-        return cls(pickle.dumps(config), dict(environment), log_stats, timeout)
+        return cls(bytes(ForkingPickler.dumps(config)), dict(environment), log_stats, timeout)
 
     def begin(self) -> "StartingArReplica":
         """Start the engine core, without waiting for it.
@@ -124,7 +124,7 @@ class ArLaunch:
         Raises:
             ForkServerGoneError: There is nobody to fork it.
         """
-        config = pickle.loads(self.config)
+        config = ForkingPickler.loads(self.config)
         core = None
         if current_platform.is_cpu():
             core = HostedCore.start(

@@ -3,7 +3,9 @@
 
 from vllm.outputs import RequestOutput
 
+from vllm_omni.config.pipeline import Pipeline, Stage
 from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.engine.messages import Emit, Message
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.outputs import (
     AudioOutput,
@@ -29,11 +31,41 @@ def client_output(
     return _program_output(stage_id, modality, output, connector)
 
 
-def empty_output(state: RequestState, stage_id: int, modality: str) -> OmniRequestOutput:
+def mark_last(state: RequestState, messages: list[Message], pipeline: Pipeline) -> None:
+    """Mark a finished request's last output among a step's messages.
+
+    A modality that stayed silent gets an empty output, and so does the request if a stage that
+    gives the caller nothing ended last.
+    """
+    spoken = {name for name in state.times if state.needed[name].final_output is not None}
+    wanted = [s for s in state.needed.values() if s.final_output in state.modalities]
+    for stage in wanted:
+        if stage.name not in spoken:
+            messages.append(_empty_output(state, stage, pipeline))
+    own = [i for i, m in enumerate(messages) if _is_output_of(m, state)]
+    if not own:
+        own = [len(messages)]
+        messages.append(_empty_output(state, wanted[0], pipeline))
+    emit = messages[own[-1]]
+    assert isinstance(emit, Emit)
+    emit.output.stage_metrics = state.metrics()
+    messages[own[-1]] = Emit(emit.request_id, emit.output, last=True)
+
+
+def _is_output_of(message: Message, state: RequestState) -> bool:
+    return isinstance(message, Emit) and message.request_id == state.request_id
+
+
+def _empty_output(state: RequestState, stage: Stage, pipeline: Pipeline) -> Emit:
     """The end of a modality that a request asked for and that came out empty."""
-    return OmniRequestOutput(
-        state.request_id, final_output_type=modality, stage_id=stage_id, finished=True
+    assert stage.final_output is not None
+    output = OmniRequestOutput(
+        state.request_id,
+        final_output_type=stage.final_output,
+        stage_id=pipeline.stage_id(stage.name),
+        finished=True,
     )
+    return Emit(state.request_id, output)
 
 
 def _text_output(stage_id: int, output: RequestOutput) -> OmniRequestOutput:

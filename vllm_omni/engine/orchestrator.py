@@ -14,7 +14,6 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 import janus
@@ -28,8 +27,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.config.pipeline import EdgeContext, EdgeState, Pipeline
 from vllm_omni.config.plan import Reliability
 from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.engine import failures
 from vllm_omni.engine.attempts import Attempts
-from vllm_omni.engine.client_outputs import client_output, empty_output
+from vllm_omni.engine.client_outputs import client_output, mark_last
 from vllm_omni.engine.messages import (
     Abort,
     Call,
@@ -47,13 +47,11 @@ from vllm_omni.engine.request_state import RequestState
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.errors import (
     OmniClientError,
-    OmniGenerateError,
     StageUnavailableError,
-    client_error_metadata,
 )
 from vllm_omni.inputs import StageInput
 from vllm_omni.metrics.pipeline import PipelineMetrics
-from vllm_omni.outputs import ErrorInfo, StageOutput
+from vllm_omni.outputs import StageOutput
 from vllm_omni.replica import StageReplica
 
 logger = init_logger(__name__)
@@ -168,7 +166,7 @@ class Orchestrator:
         entry = self._pipeline.entry
         pool = self._pools[entry.name]
         if pool.live_num_replicas == 0:
-            self._send([self._no_replica(submit.request_id, pool)])
+            self._send([failures.unavailable(submit.request_id, pool.stage_id)])
             return
         try:
             state = self._new_state(submit)
@@ -231,7 +229,7 @@ class Orchestrator:
                 # Its abort may have come before the replica knew of it.
                 await replica.abort([request_id])
         except StageUnavailableError:
-            self._finish_with([self._no_replica(request_id, pool)])
+            self._finish_with([failures.unavailable(request_id, pool.stage_id)])
         except EngineDeadError as error:
             await self._replica_died(stage, replica_id, replica, error)
             self._lose([request_id], pool, error)
@@ -293,7 +291,9 @@ class Orchestrator:
                 self._connector.cleanup(output.request_id)
                 continue
             if output.error is not None:
-                messages.append(self._stage_failure(stage, output.request_id, output.error))
+                messages.append(
+                    failures.reported(output.request_id, output.error, self._stage_id(stage))
+                )
                 self._drop(messages[-1])
                 continue
             state.note_output(stage, output, now)
@@ -303,7 +303,7 @@ class Orchestrator:
             except Exception as error:  # An edge's fault must not reach the other requests.
                 if not isinstance(error, OmniClientError):
                     logger.exception("Request %s failed after stage %s", output.request_id, stage)
-                messages.append(self._failure(output.request_id, error, self._stage_id(stage)))
+                messages.append(failures.raised(output.request_id, error, self._stage_id(stage)))
                 self._drop(messages[-1])
                 continue
             if output.finished:
@@ -359,26 +359,9 @@ class Orchestrator:
                 self._skip(state, edge.target)
 
     def _complete(self, state: RequestState, messages: list[Message]) -> None:
-        """Mark the last output as last, making an empty one for a modality that stayed silent."""
+        """Account for a request that has ended well, and mark its last output as last."""
         self._account("stop", state)
-        spoken = {s for s in state.times if state.needed[s].final_output is not None}
-        for name, stage in state.needed.items():
-            if stage.final_output in state.modalities and name not in spoken:
-                assert stage.final_output is not None
-                silent = empty_output(state, self._stage_id(name), stage.final_output)
-                messages.append(Emit(state.request_id, silent))
-        own = [i for i, m in enumerate(messages) if m.request_id == state.request_id]
-        if not own:
-            # A stage that gives the client nothing ended last.
-            final = next(s for s in state.needed.values() if s.final_output in state.modalities)
-            assert final.final_output is not None
-            end = empty_output(state, self._stage_id(final.name), final.final_output)
-            own = [len(messages)]
-            messages.append(Emit(state.request_id, end))
-        emit = messages[own[-1]]
-        assert isinstance(emit, Emit)
-        emit.output.stage_metrics = state.metrics()
-        messages[own[-1]] = Emit(emit.request_id, emit.output, last=True)
+        mark_last(state, messages, self._pipeline)
 
     def _account(self, reason: str, state: RequestState) -> None:
         stages = state.metrics()
@@ -424,44 +407,10 @@ class Orchestrator:
     def _fail_with(self, request_id: str, error: Exception, stage_id: int) -> None:
         if not isinstance(error, ValueError | VLLMClientError):
             logger.error("Request %s failed in stage %d", request_id, stage_id, exc_info=error)
-        self._finish_with([self._failure(request_id, error, stage_id)])
+        self._finish_with([failures.raised(request_id, error, stage_id)])
 
     def _fail(self, request_id: str, error: str) -> None:
-        self._finish_with(
-            [ErrorMessage(error=error, request_id=request_id, cause=OmniGenerateError(error))]
-        )
-
-    def _failure(self, request_id: str, error: Exception, stage_id: int) -> ErrorMessage:
-        status, kind = client_error_metadata(error)
-        return ErrorMessage(
-            error=str(error),
-            request_id=request_id,
-            stage_id=stage_id,
-            status_code=status,
-            error_type=kind,
-            cause=error,
-        )
-
-    def _stage_failure(self, stage: str, request_id: str, error: ErrorInfo) -> ErrorMessage:
-        unavailable = error.status_code == HTTPStatus.SERVICE_UNAVAILABLE
-        return ErrorMessage(
-            error=error.message,
-            request_id=request_id,
-            stage_id=self._stage_id(stage),
-            status_code=error.status_code,
-            error_type=error.error_type,
-            cause=StageUnavailableError(error.message) if unavailable else None,
-        )
-
-    def _no_replica(self, request_id: str, pool: StagePool) -> ErrorMessage:
-        text = f"Stage-{pool.stage_id} has no live replica"
-        return ErrorMessage(
-            error=text,
-            request_id=request_id,
-            stage_id=pool.stage_id,
-            fatal=True,
-            cause=StageUnavailableError(text),
-        )
+        self._finish_with([failures.given_up(request_id, error)])
 
     async def _replica_died(
         self, stage: str, replica_id: int, replica: StageReplica, error: EngineDeadError
@@ -491,22 +440,14 @@ class Orchestrator:
 
     def _lose(self, request_ids: Iterable[str], pool: StagePool, error: EngineDeadError) -> None:
         """Fail requests whose replica died, but for those that can be tried once more."""
-        failures: list[Message] = []
+        told: list[Message] = []
         for request_id in request_ids:
             state = self._states.get(request_id)
             if state is not None and self._may_retry(state):
                 self._retry(state)
             elif state is not None:
-                failures.append(
-                    ErrorMessage(
-                        error=str(error),
-                        request_id=request_id,
-                        stage_id=pool.stage_id,
-                        fatal=True,
-                        cause=error,
-                    )
-                )
-        self._finish_with(failures)
+                told.append(failures.lost(request_id, error, pool.stage_id))
+        self._finish_with(told)
 
     def _may_retry(self, state: RequestState) -> bool:
         return (
