@@ -11,6 +11,7 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -52,15 +53,15 @@ class ForkedProcess:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             for stream in (1, 2):
                 os.dup2(output, stream)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             # Only what differs: setproctitle finds the command line by the environment behind it.
             os.environ.update(set(env.items()) - set(os.environ.items()))
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
             from vllm_omni.entrypoints.cli.main import main
 
-            sys.argv = list(argv)
-            main()
+            # A test runner has put streams of its own in the places of these.
+            with redirect_stdout(os.fdopen(1, "w")), redirect_stderr(os.fdopen(2, "w")):
+                main(argv[1:])
             code = 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1

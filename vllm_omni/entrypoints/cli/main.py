@@ -7,6 +7,7 @@ wait until it is known that they are needed.
 
 import logging
 import sys
+from collections.abc import Sequence
 
 from vllm_omni.entrypoints.cli.types import EXIT_CONFIG, OmniSubcommand, fail
 
@@ -26,9 +27,9 @@ The same as `vllm {{{",".join(SUBCOMMANDS)}}} ... --omni`. Any other command is 
 """
 
 
-def main() -> None:
-    """Run the command line in `sys.argv`."""
-    argv = sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command line: `argv`, by default that of this process, without the program's name."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     command = next((arg for arg in argv if not arg.startswith("-")), None)
     if command in SUBCOMMANDS:
         _run(command, argv)
