@@ -41,6 +41,14 @@ def until(condition: Callable[[], Any], timeout: float) -> float:
     return time.monotonic() - began
 
 
+def measured(scenario: str, what: str, seconds: float) -> None:
+    """Keep a figure for docs/reliability.md, where VLLM_OMNI_MEASURED names a file."""
+    if path := os.environ.get("VLLM_OMNI_MEASURED"):
+        line = json.dumps({"scenario": scenario, "what": what, "seconds": round(seconds, 2)})
+        with open(path, "a") as file:
+            file.write(line + "\n")
+
+
 @dataclass
 class Live:
     """A running server.

@@ -7,6 +7,7 @@ What rows say of a worker's death holds until the worker has been started again,
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.dfx.reliability.harness import (
     Live,
     Tree,
     load,
+    measured,
     serving,
     until,
 )
@@ -51,9 +53,14 @@ def worker(live: Live, stage: str) -> psutil.Process:
     return next(p for p in host.children() if "EngineCore" in " ".join(p.cmdline()))
 
 
-def assert_recovers(live: Live, expected: str) -> None:
+def assert_unavailable(live: Live, scenario: str) -> None:
+    """The death was seen within the time."""
+    measured(scenario, "unavailable", live.becomes(503, UNAVAILABLE_S))
+
+
+def assert_recovers(live: Live, expected: str, scenario: str = "") -> None:
     """It came back within the time, and its answers are right."""
-    live.becomes(200, RESPAWNED_S)
+    measured(scenario, "serves again", live.becomes(200, RESPAWNED_S))
     assert live.text() == expected
     spoken = live.ask("text", "audio")
     assert spoken.status_code == 200 and spoken.json()["choices"][0]["message"]["audio"]["data"]
@@ -65,13 +72,14 @@ def assert_recovers(live: Live, expected: str) -> None:
 def test_worker_without_load(shared: Live, stage: str, number: int) -> None:
     """A-30a, A-30b: unavailable within 2 s, the API answers, and it comes back."""
     expected = shared.text()
+    scenario = f"A-30a/b {stage} {signal.Signals(number).name}"
     worker(shared, stage).send_signal(number)
-    shared.becomes(503, UNAVAILABLE_S)
+    assert_unavailable(shared, scenario)
     refused = shared.ask("text", "audio")
     assert refused.status_code in (200, 500, 503), refused.text
     if refused.status_code != 200:
         assert refused.json()["error"]["message"]
-    assert_recovers(shared, expected)
+    assert_recovers(shared, expected, scenario)
 
 
 @pytest.mark.parametrize("stage", ["thinker", "code2wav"])
@@ -80,11 +88,12 @@ def test_worker_under_load(shared: Live, stage: str, number: int) -> None:
     """A-30h, A-30i: what runs fails fast, and the service comes back."""
     expected = shared.text()
     running = load(shared)
+    scenario = f"A-30h/i {stage} {signal.Signals(number).name}"
     worker(shared, stage).send_signal(number)
-    shared.becomes(503, UNAVAILABLE_S)
+    assert_unavailable(shared, scenario)
     outcomes = running.join(10)
     assert all(outcomes), outcomes
-    assert_recovers(shared, expected)
+    assert_recovers(shared, expected, scenario)
 
 
 def test_host_of_a_worker(shared: Live) -> None:
@@ -93,7 +102,7 @@ def test_host_of_a_worker(shared: Live) -> None:
     (host,) = shared.workers("OmniHost_thinker")
     core = worker(shared, "thinker")
     host.kill()
-    shared.becomes(503, UNAVAILABLE_S)
+    assert_unavailable(shared, "host")
     _, alive = psutil.wait_procs([core], 10)
     assert not alive, "the engine core ends with its host"
     assert_recovers(shared, expected)
@@ -106,10 +115,10 @@ def test_hung_worker(model: Path, tmp_path: Path) -> None:
         stopped = worker(live, "thinker")
         stopped.suspend()
         assert live.ask("text").status_code >= 500
-        live.becomes(503, UNAVAILABLE_S)
+        assert_unavailable(live, "hung")
         _, alive = psutil.wait_procs([stopped], 10)
         assert not alive
-        assert_recovers(live, expected)
+        assert_recovers(live, expected, "hung")
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["c-idle", "j-loaded"])
@@ -124,7 +133,7 @@ def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
             assert all(running.join(10)), running.outcomes
         with pytest.raises(httpx.TransportError):
             live.health()
-        tree.assert_gone()
+        measured(f"A-30c/j loaded={loaded}", "all gone", tree.assert_gone())
 
 
 @pytest.mark.parametrize(
@@ -137,9 +146,12 @@ def test_root_asked_to_end(model: Path, tmp_path: Path, number: int, loaded: boo
     with serving(model, tmp_path) as live:
         running = load(live) if loaded else None
         tree = Tree(live)
+        began = time.monotonic()
         live.server.process.send_signal(number)
         until(lambda: refuses(live), 5)
         assert live.server.process.wait(SHUTDOWN_S) == 0
+        scenario = f"A-30d/e/k/l {signal.Signals(number).name} loaded={loaded}"
+        measured(scenario, "exit", time.monotonic() - began)
         if running is not None:
             outcomes = running.join(5)
             assert all(outcomes), outcomes
