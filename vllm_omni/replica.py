@@ -81,8 +81,11 @@ class StageReplica(ABC):
 class StartingReplica(Protocol):
     """A replica that has been begun."""
 
-    def ready(self) -> StageReplica:
-        """Block until it serves; raises, and has ended what was begun, if it does not."""
+    def ready(self, check: Callable[[], None] = ...) -> StageReplica:
+        """Block until it serves; raises, and has ended what was begun, if it does not.
+
+        `check` is called meanwhile, ten times a second; what it raises ends the wait.
+        """
 
     def abandon(self) -> None:
         """From another thread than that of `ready`: have `ready` fail soon."""

@@ -9,14 +9,21 @@ looks through the mixed logs of all stages.
 import logging
 import mmap
 import signal
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
 
 from vllm_omni.errors import OmniError
+from vllm_omni.fork_server import Child
+
+Check = Callable[[], None]
 
 KEPT_LINES = 20
+POLL_S = 0.1
+ENDING_S = 5.0
 _MAX_BYTES = 64 << 10
 _LOGGERS = ("vllm.v1", "vllm.model_executor", "vllm.config", "vllm_omni")
 """Below vLLM's root logger, whose handlers an engine core replaces."""
@@ -72,6 +79,29 @@ class StartReport(msgspec.Struct, frozen=True, kw_only=True):
             raise StartFailure(self.reason, self.log)
 
 
+def receive_report(child: Child, timeout: float, check: Check) -> StartReport:
+    """Wait until a process says that it is ready, or why not.
+
+    Args:
+        child: The process.
+        timeout: Seconds that it may take.
+        check: Called meanwhile, ten times a second; what it raises ends the wait.
+
+    Raises:
+        StartFailure: It has ended, or said nothing in time.
+    """
+    deadline = time.monotonic() + timeout
+    while not child.link.poll(POLL_S):
+        check()
+        if time.monotonic() > deadline:
+            raise StartFailure(f"it was not ready after {timeout:g} s")
+    try:
+        return StartReport.decode(child.link.recv_bytes())
+    except EOFError:
+        child.join(ENDING_S)
+        raise StartFailure.ended(child.exit_code) from None
+
+
 class StartLog(logging.Handler):
     """Keeps the last log lines of this process and those that it forks, and what they raised.
 
@@ -117,6 +147,10 @@ class StartLog(logging.Handler):
     def _read(self) -> StartReport | None:
         size = int.from_bytes(self._shared[:4], "little")
         return StartReport.decode(self._shared[4 : 4 + size]) if size else None
+
+
+def no_check() -> None:
+    """For who waits undisturbed."""
 
 
 def describe(error: BaseException) -> str:

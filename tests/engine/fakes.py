@@ -185,7 +185,7 @@ class FakeLaunch:
         self.began.append(monotonic())
         return self
 
-    def ready(self) -> FakeReplica:
+    def ready(self, check: Callable[[], None] = lambda: None) -> FakeReplica:
         if len(self.began) <= self.failures:
             raise OSError("no room")
         self._replicas[self._index] = FakeReplica()

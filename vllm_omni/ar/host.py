@@ -24,7 +24,7 @@ from vllm.v1.executor.abstract import Executor
 
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.fork_server import Child, Lifeline, fork_server
-from vllm_omni.start_report import StartFailure, StartLog, StartReport
+from vllm_omni.start_report import Check, StartLog, StartReport, receive_report
 
 HOST_PID = "VLLM_OMNI_HOST_PID"
 """Environment variable of an engine core: the process that it ends with."""
@@ -79,19 +79,13 @@ class HostedCore:
             "output_address": self.addresses.outputs[0],
         }
 
-    def wait_until_ready(self, timeout: float) -> None:
-        """Block until the model is loaded.
+    def wait_until_ready(self, timeout: float, check: Check) -> None:
+        """Block until the model is loaded; see `receive_report`.
 
         Raises:
             StartFailure: It did not start; says why, with the last lines of its log.
         """
-        if not self.child.link.poll(timeout):
-            raise StartFailure(f"it was not ready after {timeout:g} s")
-        try:
-            report = StartReport.decode(self.child.link.recv_bytes())
-        except EOFError:
-            self.child.join(KILL_S)
-            raise StartFailure.ended(self.child.exit_code) from None
+        report = receive_report(self.child, timeout, check)
         report.raise_for_failure()
         self.pid = report.pid
 

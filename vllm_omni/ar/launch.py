@@ -24,6 +24,7 @@ from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
+from vllm_omni.start_report import Check, no_check
 
 
 def prepare_platform() -> None:
@@ -141,8 +142,8 @@ class StartingArReplica:
     config: VllmConfig
     core: HostedCore | None
 
-    def ready(self) -> ArReplica:
-        """Wait for the engine core and make its front end.
+    def ready(self, check: Check = no_check) -> ArReplica:
+        """Wait for the engine core and make its front end. See `StartingReplica`.
 
         Raises:
             StartFailure: The engine core did not start.
@@ -156,7 +157,7 @@ class StartingArReplica:
 
         try:
             if self.core is not None:
-                self.core.wait_until_ready(self.launch.timeout)
+                self.core.wait_until_ready(self.launch.timeout, check)
             llm = StageLLM(
                 vllm_config=self.config,
                 executor_class=Executor.get_class(self.config),

@@ -12,6 +12,7 @@ from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.diffusion.client import DiffusionReplica
 from vllm_omni.diffusion.process import WorkerProcess
 from vllm_omni.diffusion.worker import WorkerConfig
+from vllm_omni.start_report import Check, no_check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +80,15 @@ class StartingDiffusionReplica:
     config: WorkerConfig
     timeout: float
 
-    def ready(self) -> DiffusionReplica:
-        """Wait until it is ready.
+    def ready(self, check: Check = no_check) -> DiffusionReplica:
+        """Wait until it is ready. See `StartingReplica`.
 
         Raises:
             OmniConfigError: The program, a setting or the checkpoint is wrong.
             StartFailure: It did not start for any other reason.
         """
         try:
-            self.process.wait_until_ready(self.timeout)
+            self.process.wait_until_ready(self.timeout, check)
         except BaseException:
             self.cancel()
             raise

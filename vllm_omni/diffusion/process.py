@@ -13,7 +13,7 @@ from vllm.utils.system_utils import set_process_title
 from vllm_omni.diffusion.worker import Worker, WorkerConfig
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.fork_server import Lifeline, fork_server
-from vllm_omni.start_report import StartFailure, StartLog, StartReport
+from vllm_omni.start_report import Check, StartLog, StartReport, receive_report
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +62,14 @@ class WorkerProcess:
         """End it at once."""
         self._child.kill()
 
-    def wait_until_ready(self, timeout: float) -> None:
-        """Block until it serves.
+    def wait_until_ready(self, timeout: float, check: Check) -> None:
+        """Block until it serves; see `receive_report`.
 
         Raises:
             OmniConfigError: The deployment or the checkpoint is wrong.
             StartFailure: It did not start for any other reason.
         """
-        link = self._child.link
-        if not link.poll(timeout):
-            raise StartFailure(f"it was not ready after {timeout:g} s")
-        try:
-            report = StartReport.decode(link.recv_bytes())
-        except EOFError:
-            self._child.join()
-            raise StartFailure.ended(self.exit_code) from None
+        report = receive_report(self._child, timeout, check)
         if report.misconfigured:
             raise OmniConfigError(f"stage {self._stage!r}: {report.reason}")
         report.raise_for_failure()

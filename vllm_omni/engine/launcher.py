@@ -33,7 +33,7 @@ from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config
 from vllm_omni.platforms import device_environment
 from vllm_omni.replica import StageReplica
-from vllm_omni.start_report import describe
+from vllm_omni.start_report import Check, describe, no_check
 
 logger = init_logger(__name__)
 
@@ -66,14 +66,18 @@ class LaunchedPipeline:
         sweep(self.deployment_id)
 
 
-def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
+def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPipeline:
     """Start every stage; if one fails, the ones that run are ended again.
+
+    Args:
+        plan: What to start.
+        check: Called often meanwhile; what it raises ends the start.
 
     Raises:
         OmniConfigError: A stage's settings or the checkpoint are wrong.
         StageStartError: A stage did not come up, or all of them took too long.
     """
-    deadline = time.monotonic() + plan.init_timeout
+    check = _within(plan.init_timeout, check)
     logger.info(
         "Pipeline %s from %s, async_chunk %s",
         plan.pipeline.name,
@@ -81,12 +85,13 @@ def launch_pipeline(plan: DeploymentPlan) -> LaunchedPipeline:
         plan.async_chunk,
     )
     prepare(plan)
+    check()
     sweep_stale()
     deployment_id = new_deployment_id()
     with ExitStack() as undo:
         undo.callback(sweep, deployment_id)
         launches = {stage.name: stage_launches(plan, stage, deployment_id) for stage in plan.stages}
-        pools = _start_all(plan, launches, deadline, undo)
+        pools = _start_all(plan, launches, check, undo)
         spec = _client_connector(plan)
         connector = create_connector(spec.name, spec.extra, deployment_id)
         engine = OmniEngine(_topology(plan), pools, connector)
@@ -114,7 +119,7 @@ def prepare(plan: DeploymentPlan) -> None:
 
 
 def _start_all(
-    plan: DeploymentPlan, launches: dict[str, list[Launch]], deadline: float, undo: ExitStack
+    plan: DeploymentPlan, launches: dict[str, list[Launch]], check: Check, undo: ExitStack
 ) -> list[StagePool]:
     """Begin with every replica, so that they load at the same time, then wait for each.
 
@@ -131,18 +136,14 @@ def _start_all(
                 ",".join(stage.devices[replica_id]),
                 ", ".join(f"{key}={value}" for key, value in sorted(stage.engine_args.items())),
             )
+            check()
             starting = launch.begin()
             undo.callback(starting.cancel)
             begun.append((stage, replica_id, starting))
     replicas: dict[str, list[StageReplica]] = {stage.name: [] for stage in plan.stages}
     for stage, replica_id, starting in begun:
-        if time.monotonic() > deadline:
-            raise StageStartError(
-                f"the stages before {stage.name!r} took longer than --init-timeout "
-                f"({plan.init_timeout:g} s)"
-            )
         with _said_of(stage.name, replica_id):
-            replica = starting.ready()
+            replica = starting.ready(check)
         undo.callback(replica.shutdown, 0)
         replicas[stage.name].append(replica)
     return [
@@ -151,12 +152,26 @@ def _start_all(
     ]
 
 
+def _within(seconds: float, check: Check) -> Check:
+    """A check that fails as well once all of the start has taken too long."""
+    deadline = time.monotonic() + seconds
+
+    def both() -> None:
+        check()
+        if time.monotonic() > deadline:
+            raise StageStartError(
+                f"the stages took longer to start than --init-timeout ({seconds:g} s)"
+            )
+
+    return both
+
+
 @contextmanager
 def _said_of(stage: str, replica_id: int) -> Iterator[None]:
     """Say of whatever goes wrong inside which stage it was."""
     try:
         yield
-    except OmniConfigError:
+    except (OmniConfigError, StageStartError):
         raise
     except Exception as error:  # Engines raise anything; the caller wants to know which stage.
         raise StageStartError(

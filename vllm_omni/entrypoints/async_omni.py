@@ -6,7 +6,7 @@ import itertools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -28,6 +28,7 @@ from vllm_omni.engine.messages import (
 from vllm_omni.entrypoints.requests import RequestFactory
 from vllm_omni.errors import OmniClientError, OmniGenerateError, StageUnavailableError
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
+from vllm_omni.start_report import no_check
 
 logger = init_logger(__name__)
 
@@ -67,14 +68,18 @@ class AsyncOmni(EngineClient):
         self.input_processor = entry.input_processor
 
     @classmethod
-    def from_plan(cls, plan: DeploymentPlan) -> "AsyncOmni":
+    def from_plan(cls, plan: DeploymentPlan, check: Callable[[], None] = no_check) -> "AsyncOmni":
         """Start every stage of a plan; blocks until all are ready.
+
+        Args:
+            plan: What to start.
+            check: Called often meanwhile; what it raises ends the start.
 
         Raises:
             OmniConfigError: The plan cannot be deployed.
             RuntimeError: A stage did not come up; the message says which and why.
         """
-        launched = launch_pipeline(plan)
+        launched = launch_pipeline(plan, check)
         try:
             return cls(launched)
         except BaseException:

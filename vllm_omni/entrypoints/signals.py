@@ -12,15 +12,14 @@ _SIGNALLED = 128
 
 
 class StopRequestedError(BaseException):
-    """A signal came while the server was starting.
-
-    Not a `KeyboardInterrupt`: vLLM takes that for the end of a loop and goes on. Not an
-    `Exception`, so that nothing takes it for a failure to start.
-    """
+    """A signal came while the server was starting. Not an `Exception`: no stage failed to start."""
 
 
 class StopSignals:
     """Installs the handlers; made in the main thread.
+
+    A handler interrupts whatever runs, between the fork of a process and the note that it is there
+    too, so it raises nothing: what takes long asks `check` from time to time.
 
     Attributes:
         requested: A signal has come.
@@ -37,18 +36,12 @@ class StopSignals:
             signal.signal(number, self._handle)
 
     def check(self) -> None:
-        """Raise `StopRequestedError` if a signal has come.
-
-        What the handler raises is lost where it interrupts a finalizer.
-        """
+        """Raise `StopRequestedError` if a signal has come."""
         if self.requested:
             raise StopRequestedError
 
     def call(self, on_request: Callable[[], None]) -> None:
-        """From now on call `on_request` in the main thread instead of raising.
-
-        It is called at once if a signal has come already.
-        """
+        """Have a signal call `on_request` in the main thread, at once if one has come already."""
         self._on_request = on_request
         if self.requested:
             on_request()
@@ -59,6 +52,5 @@ class StopSignals:
             sys.stderr.flush()
             os._exit(_SIGNALLED + number)
         self.requested = True
-        if self._on_request is None:
-            raise StopRequestedError
-        self._on_request()
+        if self._on_request is not None:
+            self._on_request()

@@ -28,7 +28,8 @@ from vllm_omni.errors import OmniConfigError, OmniError
 
 logger = init_logger(__name__)
 
-StartEngine = Callable[[DeploymentPlan], AsyncOmni]
+StartEngine = Callable[[DeploymentPlan, Callable[[], None]], AsyncOmni]
+"""Starts the stages of a plan, and calls its second argument from time to time meanwhile."""
 
 
 class OmniServeSubcommand(ServeSubcommand):
@@ -43,10 +44,11 @@ class OmniServeSubcommand(ServeSubcommand):
             args: What the parser made of `argv`.
             argv: Everything after `serve`.
         """
+        signals = StopSignals()
         if args.model_tag is not None:
             args.model = args.model_tag
         plan = plan_from_args(args, explicit_args(self._parser, argv, args))
-        run_server(args, plan, AsyncOmni.from_plan)
+        run_server(args, plan, AsyncOmni.from_plan, signals)
 
     def validate(self, args: argparse.Namespace) -> None:
         """Check vLLM's frontend flags and refuse those that do not apply."""
@@ -81,7 +83,9 @@ class OmniServeSubcommand(ServeSubcommand):
         return parser
 
 
-def run_server(args: argparse.Namespace, plan: DeploymentPlan, start_engine: StartEngine) -> None:
+def run_server(
+    args: argparse.Namespace, plan: DeploymentPlan, start_engine: StartEngine, signals: StopSignals
+) -> None:
     """Bind the port, start the stages, serve, and end everything.
 
     The port is bound first, so that a taken one is told before minutes of loading. The stages are
@@ -91,14 +95,14 @@ def run_server(args: argparse.Namespace, plan: DeploymentPlan, start_engine: Sta
         args: Parsed flags.
         plan: What to start.
         start_engine: Starts the stages of a plan; blocks until they are ready.
+        signals: Their handlers are installed.
     """
     engine: AsyncOmni | None = None
-    signals = StopSignals()
     try:
         decorate_logs("APIServer", skip_if_decorated=True)
         use_omni_media_connector()
         with contextlib.closing(_bind(args)) as sock:
-            engine = _started(plan, start_engine)
+            engine = _started(plan, start_engine, signals)
             signals.check()
             uvloop.run(_serve(engine, args, plan, sock, signals))
     except StopRequestedError:
@@ -122,9 +126,9 @@ def _bind(args: argparse.Namespace) -> socket.socket:
     return sock
 
 
-def _started(plan: DeploymentPlan, start_engine: StartEngine) -> AsyncOmni:
+def _started(plan: DeploymentPlan, start_engine: StartEngine, signals: StopSignals) -> AsyncOmni:
     try:
-        return start_engine(plan)
+        return start_engine(plan, signals.check)
     except OmniConfigError:
         raise
     except (OmniError, RuntimeError, ValueError, OSError) as error:
