@@ -20,6 +20,8 @@ from vllm_omni.inputs import RowInput, RowPrompt, StageInput
 from vllm_omni.outputs import NO_ROOM, StageOutput, TokenOutput
 from vllm_omni.replica import StageReplica
 
+SIGN_OF_LIFE_S = 1.0
+
 
 @dataclass(slots=True)
 class _Live:
@@ -48,6 +50,8 @@ class ArReplica(StageReplica):
         self._ready = asyncio.Event()
         self._lent = False
         self._watched: asyncio.AbstractEventLoop | None = None
+        self._given_up: list[tuple[str, str, _Live, RequestOutput]] = []
+        self._suspicion: asyncio.Future[None] | None = None
 
     def lend_front_end(self) -> StageLLM:
         """The front end, for others to prepare prompts with.
@@ -172,6 +176,27 @@ class ArReplica(StageReplica):
         if not self._lent:
             self.llm.close()
 
+    def _is_given_up(self, output: RequestOutput) -> bool:
+        """Whether the engine core ended a request that nobody has aborted."""
+        return output.finished and any(each.finish_reason == "abort" for each in output.outputs)
+
+    async def _suspect(self) -> None:
+        """Find out whether requests were given up because the engine core is ending.
+
+        One that got SIGTERM aborts what it has, and only then takes seconds to end. One that was
+        paused does so too, and lives.
+        """
+        try:
+            async with asyncio.timeout(SIGN_OF_LIFE_S):
+                await self.llm.is_sleeping()
+        except Exception as error:  # It refuses while it ends, in vLLM's own words.
+            self._failure = self._failure or error
+        else:
+            self._step += [self._token_output(*each) for each in self._given_up]
+        self._given_up.clear()
+        self._suspicion = None
+        self._ready.set()
+
     def _watch_core(self) -> None:
         """Have the loop notice the engine core's end at once."""
         if self.llm.core is not None and self._watched is None and self._failure is None:
@@ -202,7 +227,11 @@ class ArReplica(StageReplica):
         """Called by the front end for each request of a step, in the loop's thread."""
         if isinstance(output, Exception):
             self._failure = output
-        elif (live := self._live.get(request_id)) is not None:
+        elif (live := self._live.get(request_id)) is not None and self._is_given_up(output):
+            self._given_up.append((request_id, internal_id, live, output))
+            self._suspicion = self._suspicion or asyncio.ensure_future(self._suspect())
+            return
+        elif live is not None:
             self._step.append(self._token_output(request_id, internal_id, live, output))
         self._ready.set()
 
@@ -222,7 +251,7 @@ class ArReplica(StageReplica):
                 finished=output.finished,
             )
         if output.finished:
-            del self._live[request_id]
+            self._live.pop(request_id, None)
         return TokenOutput(
             request_id=request_id,
             new_token_ids=list(completion.token_ids),
