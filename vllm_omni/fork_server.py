@@ -54,6 +54,11 @@ class Lifeline:
     link: Connection
     server: int
 
+    @property
+    def server_gone(self) -> bool:
+        """Whether the server has ended: a moment after its end of the link has closed."""
+        return bool(wait([self.server], _TOLD_S))
+
 
 Target = Callable[..., None]
 """Called in the new process as `target(lifeline, *args)`; must be importable."""

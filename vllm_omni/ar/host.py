@@ -23,6 +23,7 @@ from vllm.v1.engine.utils import CoreEngineProcManager, EngineZmqAddresses, laun
 from vllm.v1.executor.abstract import Executor
 
 from vllm_omni.ar.stage_config import ArStageConfig
+from vllm_omni.connectors.segments import raze
 from vllm_omni.fork_server import Child, Lifeline, fork_server
 from vllm_omni.start_report import Check, StartLog, StartReport, receive_report
 
@@ -136,8 +137,8 @@ def _host(
     addresses: EngineZmqAddresses,
 ) -> None:
     """The process."""
-    stage = ArStageConfig.of(vllm_config).stage
-    set_process_title(f"OmniHost_{stage}")
+    place = ArStageConfig.of(vllm_config)
+    set_process_title(f"OmniHost_{place.stage}")
     host = _Host(lifeline)
     os.environ[START_METHOD] = "fork"
     os.environ[HOST_PID] = str(os.getpid())
@@ -163,6 +164,8 @@ def _host(
         host.stop_core()
         # The server does this too, if it still can.
         _remove_sockets(addresses)
+        if lifeline.server_gone:
+            raze(place.deployment_id)
 
 
 def _remove_sockets(addresses: EngineZmqAddresses) -> None:

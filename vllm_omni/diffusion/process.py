@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from vllm.utils.system_utils import set_process_title
 
+from vllm_omni.connectors.segments import raze
 from vllm_omni.diffusion.worker import Worker, WorkerConfig
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.fork_server import Lifeline, fork_server
@@ -96,6 +97,8 @@ def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
         worker.close()
         # The client does this too, if it still can.
         shutil.rmtree(config.folder, ignore_errors=True)
+        if config.deployment_id is not None and lifeline.server_gone:
+            raze(config.deployment_id)
 
 
 def _wake_on_sigterm() -> socket.socket:
