@@ -2,7 +2,8 @@
 """Run the test suite in a few pytest processes, two at a time.
 
 Groups are apart because they cannot share a process: engines are forked from a pytest process that
-runs none itself, while `tests/models` runs vLLM engines inside of its own. Two at a time because
+runs none itself, while `tests/models` runs vLLM engines inside of its own, and
+`tests/dfx/reliability` forks whole servers. Two at a time because
 the suite mostly waits for engines to start, and its machine has two cores.
 """
 
@@ -28,6 +29,7 @@ class Group:
 GROUPS = (
     Group("pipelines", ("tests/parity", "tests/ar", "tests/features")),
     Group("server", ("tests/entrypoints", "tests/dfx", "tests/engine")),
+    Group("reliability", ("tests/dfx/reliability",)),
     Group("checkpoints", ("tests/testing",)),
     Group("parts", ()),
     Group("models", ("tests/models",)),
@@ -37,10 +39,10 @@ GROUPS = (
 
 def arguments(group: Group) -> list[str]:
     """pytest's paths for a group."""
-    if group.paths:
-        return list(group.paths)
-    others = [path for each in GROUPS for path in each.paths]
-    return ["tests", *(f"--ignore={path}" for path in others)]
+    own = group.paths or ("tests",)
+    others = [path for each in GROUPS if each is not group for path in each.paths]
+    inside = [path for path in others if any(path.startswith(f"{folder}/") for folder in own)]
+    return [*own, *(f"--ignore={path}" for path in inside)]
 
 
 def run(group: Group, extra: list[str]) -> int:
