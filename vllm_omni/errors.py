@@ -4,10 +4,13 @@
 `OmniError` is anything this project raises on purpose. Whether the client or the server is at fault
 is decided where the error is raised and kept over every hop: the pair (status, type) travels in
 messages and is turned back into the same class on the other side. `http_status` is the one place
-that maps an error to a status code.
+that maps an error to a status code. An error that may come up while vLLM's own handlers stream is
+a `GracefulHTTPError` as well, so that they tell its status too.
 """
 
 from http import HTTPStatus
+
+from vllm.exceptions import GracefulHTTPError
 
 
 class OmniError(Exception):
@@ -48,6 +51,31 @@ class OmniClientError(OmniError, ValueError):
 
 class GuardrailViolationError(OmniClientError):
     """The model's guardrail refused the input."""
+
+
+class OverloadedError(OmniClientError, GracefulHTTPError):
+    """There are too many requests, here or of this client; it may come again later."""
+
+    http_status = HTTPStatus.TOO_MANY_REQUESTS
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, HTTPStatus.TOO_MANY_REQUESTS, "RateLimitError", code="queue_full")
+
+
+class SlowClientError(OmniClientError, GracefulHTTPError):
+    """The client did not take its answer, or did not send its request, in time."""
+
+    http_status = HTTPStatus.REQUEST_TIMEOUT
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, HTTPStatus.REQUEST_TIMEOUT, "RequestTimeoutError")
+
+
+class DeadlineExceededError(OmniError, GracefulHTTPError):
+    """The request took longer than it may."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 class StageUnavailableError(OmniError, RuntimeError):
@@ -93,4 +121,6 @@ def http_status(error: BaseException) -> int:
         return error.status_code
     if isinstance(error, StageUnavailableError):
         return int(HTTPStatus.SERVICE_UNAVAILABLE)
+    if isinstance(error, DeadlineExceededError):
+        return int(HTTPStatus.GATEWAY_TIMEOUT)
     return int(HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -69,6 +69,11 @@ class StageReplica(ABC):
         """Requests submitted and not yet ended, for least-loaded routing."""
 
     @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Requests that it can run at once; more of them wait in it."""
+
+    @property
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         """Administrative operations that this kind of replica supports, by name."""
         return {}

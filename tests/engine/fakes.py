@@ -35,6 +35,8 @@ from vllm_omni.replica import StageReplica
 
 WAIT_S = 5.0
 RATE = 8000
+FAULTY_TOKEN = 13
+"""What no edge can pass on."""
 DELTAS = SamplingParams(output_kind=RequestOutputKind.DELTA)
 
 
@@ -51,8 +53,8 @@ class PassOn:
 
     def feed(self, output: StageOutput) -> StageInput | None:
         assert isinstance(output, TokenOutput)
-        if 13 in output.new_token_ids:
-            raise EdgeFault("token 13")
+        if FAULTY_TOKEN in output.new_token_ids:
+            raise EdgeFault(f"token {FAULTY_TOKEN}")
         if self.program:
             self.started = True
             return ProgramInput(spans=list(output.spans), final=output.finished)
@@ -158,6 +160,10 @@ class FakeReplica(StageReplica):
     @property
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         return self.offers
+
+    @property
+    def capacity(self) -> int:
+        return 8
 
     @property
     def load(self) -> int:

@@ -8,28 +8,38 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 from transformers import PretrainedConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from tests.engine.fakes import PIPELINE, STAGES, FakeReplica, tokens
+from tests.engine.fakes import DELTAS, FAULTY_TOKEN, PIPELINE, STAGES, FakeReplica, tokens
+from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.plan import DeploymentPlan, StagePlan
 from vllm_omni.connectors.segments import new_deployment_id
 from vllm_omni.connectors.shm import SharedMemoryConnector
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.launcher import LaunchedPipeline
-from vllm_omni.engine.messages import ErrorMessage, Message
+from vllm_omni.engine.messages import Emit, ErrorMessage, Message
 from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.entrypoints import async_omni
 from vllm_omni.entrypoints.async_omni import AsyncOmni
-from vllm_omni.errors import OmniClientError, OmniGenerateError
-from vllm_omni.outputs import OmniRequestOutput
+from vllm_omni.errors import (
+    DeadlineExceededError,
+    OmniGenerateError,
+    OverloadedError,
+    SlowClientError,
+    http_status,
+)
+from vllm_omni.outputs import AudioOutput, OmniRequestOutput
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
 WAIT_S = 5.0
+DEFAULT_LIMITS = ServingLimits()
 ENDLESS = 1 << 30
 
 
@@ -43,15 +53,16 @@ class Talkative(FakeReplica):
     async def submit(self, request_id: str, prompt: Any, params: Any, **kwargs: Any) -> None:
         await super().submit(request_id, prompt, params, **kwargs)
         self.loop = asyncio.get_running_loop()
-        self.loop.call_soon(self._say, request_id, 1)
+        self.loop.call_soon(self._say, request_id, 1, kwargs["emit"])
 
-    def _say(self, request_id: str, number: int) -> None:
+    def _say(self, request_id: str, number: int, emit: bool) -> None:
         count = self.running.get(request_id)
         if count is None:
             return
-        self.step(tokens(request_id, number, finished=number == count))
+        said = FAULTY_TOKEN + 1 if emit and number == FAULTY_TOKEN else number
+        self.step(tokens(request_id, said, finished=number == count))
         assert self.loop is not None
-        self.loop.call_later(0.0005, self._say, request_id, number + 1)
+        self.loop.call_later(0.0005, self._say, request_id, number + 1, emit)
 
     def die(self) -> None:
         """Die in the next step; from any thread."""
@@ -60,7 +71,7 @@ class Talkative(FakeReplica):
         self.loop.call_soon_threadsafe(self.step)
 
 
-def plan() -> DeploymentPlan:
+def plan(limits: ServingLimits = DEFAULT_LIMITS) -> DeploymentPlan:
     stages = [
         StagePlan(
             stage=stage,
@@ -85,6 +96,7 @@ def plan() -> DeploymentPlan:
         platform="cpu",
         async_chunk=True,
         stages=tuple(stages),
+        limits=limits,
     )
 
 
@@ -96,12 +108,18 @@ async def nothing() -> None:
 
 
 def launched(
-    plan: DeploymentPlan, thinkers: int = 1, clear_media: Callable[[], Any] = nothing
+    plan: DeploymentPlan,
+    thinkers: int = 1,
+    clear_media: Callable[[], Any] = nothing,
+    stage_bounds: Sequence[int | None] = (None, None, None),
 ) -> tuple[LaunchedPipeline, Replicas]:
     """A pipeline that runs, and its replicas."""
     deployment_id = new_deployment_id()
     replicas: Replicas = [[Talkative() for _ in range(thinkers)], [Talkative()], [FakeReplica()]]
-    pools = [StagePool(s, i, replicas[i]) for i, s in enumerate(STAGES)]
+    pools = [
+        StagePool(stage, i, replicas[i], max_requests=stage_bounds[i])
+        for i, stage in enumerate(STAGES)
+    ]
     topology = Topology(PIPELINE, "fake", PretrainedConfig(), streaming=True, edge_extra={})
     engine = OmniEngine(topology, pools, SharedMemoryConnector(deployment_id))
     entry: Any = SimpleNamespace(
@@ -117,9 +135,14 @@ def launched(
 class Served:
     """An `AsyncOmni` and the replicas behind it."""
 
-    def __init__(self, thinkers: int = 1) -> None:
+    def __init__(
+        self,
+        thinkers: int = 1,
+        limits: ServingLimits = DEFAULT_LIMITS,
+        stage_bounds: Sequence[int | None] = (None, None, None),
+    ) -> None:
         self.media_cleared = 0
-        running, self.replicas = launched(plan(), thinkers, self._clear_media)
+        running, self.replicas = launched(plan(limits), thinkers, self._clear_media, stage_bounds)
         self.engine = running.engine
         self.omni = AsyncOmni(running)
 
@@ -154,7 +177,7 @@ async def ask(
 ) -> list[OmniRequestOutput]:
     async with asyncio.timeout(WAIT_S):
         outputs = served.omni.generate(
-            count, request_id=request_id, output_modalities=modalities or ("text",)
+            count, DELTAS, request_id, output_modalities=modalities or ("text",)
         )
         return [output async for output in outputs]
 
@@ -168,32 +191,153 @@ async def test_outputs_bear_the_callers_id(served: Served) -> None:
     assert {output.request_id for output in outputs} == {"mine"}
 
 
-async def test_a_live_request_id_is_refused(served: Served) -> None:
-    async with aclosing(served.omni.generate(ENDLESS, request_id="r")) as first:
+async def test_a_live_request_id_may_be_used_again(served: Served) -> None:
+    """A client that retries sends its id again while the first request still runs."""
+    async with aclosing(served.omni.generate(ENDLESS, DELTAS, request_id="r")) as first:
         await anext(first)
-        with pytest.raises(OmniClientError, match="in use") as caught:
-            await ask(served, 2, "r")
-        assert caught.value.param == "request_id"
+        assert text(await ask(served, 2, "r")) == "<1><2>"
         await anext(first)
     await served.until(lambda: not served.thinker.running)
+
+
+async def test_an_abort_ends_all_requests_of_an_id(served: Served) -> None:
+    tasks = [asyncio.create_task(ask(served, ENDLESS, "r")) for _ in range(3)]
+    other = asyncio.create_task(ask(served, ENDLESS, "other"))
+    await served.until(lambda: len(served.thinker.running) == 4)
+    await served.omni.abort("r")
+    for task in tasks:
+        with pytest.raises(OmniGenerateError, match="request r was aborted"):
+            await task
+    await served.until(lambda: len(served.thinker.running) == 1)
+    assert not other.done()
+    other.cancel()
 
 
 async def test_a_request_id_may_come_again_at_once(served: Served) -> None:
     """Right behind the first one's abort, while its last steps are on their way."""
     for _ in range(50):
-        async with aclosing(served.omni.generate(ENDLESS, request_id="r")) as first:
-            assert (await anext(first)).outputs[0].text == "<1>"
+        async with aclosing(served.omni.generate(ENDLESS, DELTAS, request_id="r")) as first:
+            assert (await anext(first)).outputs[0].text.startswith("<1>")
         assert text(await ask(served, 3, "r")) == "<1><2><3>"
         assert text(await ask(served, 2, "r")) == "<1><2>"
     await served.until(lambda: not served.thinker.running)
 
 
 async def test_a_caller_that_never_reads_blocks_nobody(served: Served) -> None:
-    async with aclosing(served.omni.generate(5000)) as unread:
+    """Unread text is joined: it takes the memory of its tokens and no more."""
+    async with aclosing(served.omni.generate(1000, DELTAS)) as unread:
         await anext(unread)
         assert text(await ask(served, 3)) == "<1><2><3>"
-        await served.until(lambda: served.omni._streams != {})
+        await served.until(lambda: not served.thinker.running)
         assert text(await ask(served, 4)) == "<1><2><3><4>"
+        rest = [output async for output in unread]
+    assert len(rest) <= 3
+    assert text(rest).endswith("<999><1000>")
+    assert rest[-1].finished
+
+
+async def test_sound_that_nobody_reads_ends_its_request() -> None:
+    served = Served(limits=ServingLimits(max_stream_buffer_bytes=200_000))
+    try:
+        before = slow_clients()
+        outputs = served.omni.generate(ENDLESS, DELTAS, output_modalities=["text", "audio"])
+        async with aclosing(outputs) as unread:
+            await anext(unread)
+            singer = served.replicas[2][0]
+            await served.until(lambda: bool(singer.running))
+            (inner_id,) = served.omni._streams
+            for _ in range(3):
+                audio = AudioOutput(np.zeros(20_000, np.float32), 24_000)
+                piece = OmniRequestOutput(inner_id, final_output_type="audio", audio=audio)
+                served.deliver(Emit(inner_id, piece))
+            await served.until(lambda: not served.thinker.running and not singer.running)
+            with pytest.raises(SlowClientError, match="max-stream-buffer-bytes"):
+                async for _ in unread:
+                    pass
+        assert slow_clients() == before + 1
+        assert text(await ask(served, 2)) == "<1><2>"
+    finally:
+        await asyncio.to_thread(served.omni.shutdown, 0)
+
+
+def slow_clients() -> float:
+    return REGISTRY.get_sample_value("vllm_omni:requests_slow_client_total") or 0.0
+
+
+async def test_a_request_ends_at_its_deadline(served: Served) -> None:
+    """In every stage, whether its caller reads or not."""
+    outputs = served.omni.generate(
+        ENDLESS, DELTAS, output_modalities=["text", "audio"], timeout=0.3
+    )
+    async with aclosing(outputs) as unread:
+        await anext(unread)
+        assert served.thinker.running
+        await served.until(lambda: not any(r.running for rs in served.replicas for r in rs))
+        with pytest.raises(DeadlineExceededError):
+            async for _ in unread:
+                pass
+
+
+async def test_who_waits_longer_than_it_may_never_starts() -> None:
+    served = Served(limits=ServingLimits(max_num_queued_reqs=25))
+    try:
+        running = [asyncio.create_task(ask(served, ENDLESS)) for _ in range(24)]
+        await served.until(lambda: len(served.thinker.running) == 24)
+        outputs = served.omni.generate(1, timeout=0.05)
+        with pytest.raises(DeadlineExceededError, match="before its turn"):
+            await anext(outputs)
+        for task in running:
+            task.cancel()
+        await served.until(lambda: not served.thinker.running)
+        assert served.omni.admission.running == served.omni.admission.waiting == 0
+    finally:
+        await asyncio.to_thread(served.omni.shutdown, 0)
+
+
+async def test_more_requests_than_may_wait_are_refused_and_the_others_have_their_turn() -> None:
+    """The stages of this deployment can work on 3 * 8 requests at a time."""
+    served = Served(limits=ServingLimits(max_num_queued_reqs=30))
+    try:
+        tasks = [asyncio.create_task(ask(served, 20, f"r{i}")) for i in range(40)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, OverloadedError)]
+        assert len(refused) == 40 - 24 - 3, "one client may have half of the places"
+        assert {http_status(error) for error in refused} == {429}
+        assert sum(isinstance(result, list) for result in results) == 27
+        assert served.omni.admission.retry_after_s() >= 1
+    finally:
+        await asyncio.to_thread(served.omni.shutdown, 0)
+
+
+async def test_an_aborted_request_that_waits_never_starts() -> None:
+    served = Served(limits=ServingLimits(max_num_queued_reqs=26))
+    try:
+        running = [asyncio.create_task(ask(served, ENDLESS, "r")) for _ in range(24)]
+        await served.until(lambda: len(served.thinker.running) == 24)
+        waiting = asyncio.create_task(ask(served, 1, "w"))
+        await served.until(lambda: served.omni.admission.waiting == 1)
+        await served.omni.abort("w")
+        await served.omni.abort("r")
+        await asyncio.gather(*running, return_exceptions=True)
+        with pytest.raises(OmniGenerateError, match="request w was aborted"):
+            await waiting
+    finally:
+        await asyncio.to_thread(served.omni.shutdown, 0)
+
+
+async def test_a_full_stage_refuses_and_goes_on() -> None:
+    served = Served(stage_bounds=(2, None, None))
+    try:
+        running = [asyncio.create_task(ask(served, ENDLESS)) for _ in range(2)]
+        await served.until(lambda: len(served.thinker.running) == 2)
+        with pytest.raises(OverloadedError, match="stage 'think' is busy"):
+            await ask(served, 1)
+        for task in running:
+            task.cancel()
+        await served.until(lambda: not served.thinker.running)
+        assert text(await ask(served, 2)) == "<1><2>"
+    finally:
+        await asyncio.to_thread(served.omni.shutdown, 0)
 
 
 @pytest.mark.parametrize("outputs", [0, 1, 5])
@@ -203,7 +347,7 @@ async def test_a_caller_that_leaves_stops_its_request(served: Served, outputs: i
     async def caller() -> None:
         started.set()
         count = 0
-        async for _ in served.omni.generate(ENDLESS):
+        async for _ in served.omni.generate(ENDLESS, DELTAS):
             count += 1
             if count > outputs:
                 break
@@ -329,7 +473,7 @@ def test_stages_end_if_the_front_cannot_be_made(monkeypatch: pytest.MonkeyPatch)
     stage = dataclasses.replace(plan().stages[0], default_sampling={"temperature": -1})
     broken = dataclasses.replace(plan(), stages=(stage, *plan().stages[1:]))
     running, replicas = launched(broken)
-    monkeypatch.setattr(async_omni, "launch_pipeline", lambda _: running)
+    monkeypatch.setattr(async_omni, "launch_pipeline", lambda *_: running)
     with pytest.raises(VLLMValidationError, match="temperature must be non-negative"):
         AsyncOmni.from_plan(broken)
     assert not running.engine.alive

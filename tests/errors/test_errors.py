@@ -2,10 +2,15 @@
 """A client's fault keeps its status and type over every hop (A-44)."""
 
 import pytest
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from vllm_omni.errors import (
+    DeadlineExceededError,
     GuardrailViolationError,
     OmniClientError,
+    OmniError,
+    OverloadedError,
+    SlowClientError,
     client_error_from_metadata,
     client_error_metadata,
     http_status,
@@ -33,6 +38,22 @@ def test_anything_else_is_the_servers(status: int | None) -> None:
     assert client_error_from_metadata("x", status, None) is None
     with pytest.raises(RuntimeError, match="server"):
         raise_client_error_or(RuntimeError("server"), "no", status, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OverloadedError("no"), 429),
+        (SlowClientError("no"), 408),
+        (DeadlineExceededError("no"), 504),
+    ],
+)
+def test_vllms_handlers_know_the_status_too(error: OmniError, status: int) -> None:
+    assert http_status(error) == status
+    described = create_error_response(error).error
+    assert (described.code, described.message) == (status, "no")
+    got = client_error_from_metadata(str(error), *client_error_metadata(error))
+    assert (got is None) == (status >= 500)
 
 
 def test_defaults() -> None:

@@ -145,6 +145,10 @@ class ArReplica(StageReplica):
         return len(self._live)
 
     @property
+    def capacity(self) -> int:
+        return self.llm.vllm_config.scheduler_config.max_num_seqs
+
+    @property
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         llm = self.llm
         return {

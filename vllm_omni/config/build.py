@@ -18,6 +18,7 @@ from vllm_omni.config.checkpoint import load_hf_config
 from vllm_omni.config.checks import check_config, check_files
 from vllm_omni.config.devices import Host
 from vllm_omni.config.flags import Flags, parse_flags
+from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.load import (
     LoadedDeploy,
     load_deploy,
@@ -53,6 +54,7 @@ def build_plan(
     log_stats: bool = False,
     reliability: Reliability | None = None,
     served_model_name: str | Sequence[str] | None = None,
+    limits: ServingLimits | None = None,
     flag_style: str = "--{flag}",
     host: Host | None = None,
     resolve: Resolver | None = None,
@@ -74,6 +76,7 @@ def build_plan(
         log_stats: Log statistics.
         reliability: What is done about replicas that die. Default: `Reliability()`.
         served_model_name: Names that clients may use. Default: `model`.
+        limits: Bounds of the front door. Default: generous ones.
         flag_style: How errors write an entry of `cli`: `--{flag}`, or `{name}` in Python.
         host: The machine to plan for. Default: this one.
         resolve: Finds the pipeline; tests give their own.
@@ -114,6 +117,7 @@ def build_plan(
         init_timeout=init_timeout,
         log_stats=log_stats,
         reliability=reliability or Reliability(),
+        limits=limits or ServingLimits(),
         deploy_source=loaded.source,
     )
 

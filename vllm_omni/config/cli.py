@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 from vllm_omni.config.build import build_plan
 from vllm_omni.config.engine_args import OWNED, engine_arg_types
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey, warn_idle
+from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.plan import DeploymentPlan, Reliability
 from vllm_omni.config.schema import StageKeys
 from vllm_omni.errors import OmniConfigError
@@ -22,7 +23,13 @@ STAGE_INIT_TIMEOUT_S = 300.0
 INIT_TIMEOUT_S = 600.0
 
 _NOT_STAGE_KEYS = frozenset(
-    {"async_chunk", "default_sampling_params", "model", "served_model_name"}
+    {
+        "async_chunk",
+        "default_sampling_params",
+        "max_num_queued_reqs",
+        "model",
+        "served_model_name",
+    }
 )
 """Flags that are about the whole deployment although a stage has a key of the same name."""
 
@@ -55,6 +62,7 @@ def add_omni_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="Stages start before the one above has ended. Default: the deploy file's.",
     )
     _add_operation_flags(group)
+    _add_limit_flags(group)
     for name, entry in FLAG_IDLE.items():
         _add_idle_flag(group, name, entry)
     diffusion = parser.add_argument_group("Omni, not in effect yet", "Accepted, with a warning.")
@@ -115,6 +123,35 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    """Flags of the front door. `--max-num-queued-reqs`, the most requests at a time, is vLLM's."""
+    defaults = ServingLimits()
+    group.add_argument(
+        "--request-timeout",
+        type=_positive_seconds,
+        default=defaults.request_timeout,
+        metavar="SECONDS",
+        help="Time that a request may take from its arrival to its end, waiting included; past it "
+        "the request is aborted in every stage, and its client gets a 504 or an error event.",
+    )
+    group.add_argument(
+        "--slow-client-timeout",
+        type=_positive_seconds,
+        default=defaults.slow_client_timeout,
+        metavar="SECONDS",
+        help="Time in which a client has to send some of its body or take some of its answer; "
+        "past it the request is aborted.",
+    )
+    group.add_argument(
+        "--max-stream-buffer-bytes",
+        type=_positive_int,
+        default=defaults.max_stream_buffer_bytes,
+        metavar="BYTES",
+        help="Most output of one request that waits for its client to read it; past it the "
+        "request is aborted.",
+    )
+
+
 def _add_idle_flag(group: argparse._ArgumentGroup, name: str, entry: IdleKey) -> None:
     mark = "Deprecated, without effect." if entry.dead else "No effect yet."
     options = ["--" + name.replace("_", "-"), *entry.aliases]
@@ -140,6 +177,13 @@ def _count(text: str) -> int:
     if count < 0:
         raise argparse.ArgumentTypeError(f"should be 0 or more, not {text}")
     return count
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"should be a positive number, not {text}")
+    return number
 
 
 def _json_value(text: str) -> Any:
@@ -222,6 +266,19 @@ def plan_from_args(args: argparse.Namespace, explicit: Mapping[str, Any]) -> Dep
             stage_hang_timeout=args.stage_hang_timeout,
         ),
         served_model_name=args.served_model_name,
+        limits=_limits(args),
+    )
+
+
+def _limits(args: argparse.Namespace) -> ServingLimits:
+    most = args.max_num_queued_reqs
+    if most is not None and most < 0:
+        raise OmniConfigError(f"--max-num-queued-reqs {most}: should not be negative")
+    return ServingLimits(
+        max_num_queued_reqs=ServingLimits().max_num_queued_reqs if most is None else most,
+        request_timeout=args.request_timeout,
+        slow_client_timeout=args.slow_client_timeout,
+        max_stream_buffer_bytes=args.max_stream_buffer_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.pipeline import Pipeline, Stage
 
 
@@ -70,6 +71,8 @@ class StagePlan:
         input_connectors: By name of the upstream stage.
         output_connectors: By name of the downstream stage.
         sources: For each setting, where its value came from. For logs and errors.
+        max_num_queued_reqs: Most requests in the stage, all replicas together; None for no bound
+            but the server's.
     """
 
     stage: Stage
@@ -83,6 +86,7 @@ class StagePlan:
     input_connectors: Mapping[str, ConnectorSpec]
     output_connectors: Mapping[str, ConnectorSpec]
     sources: Mapping[str, str]
+    max_num_queued_reqs: int | None = None
 
     @property
     def name(self) -> str:
@@ -123,6 +127,7 @@ class DeploymentPlan:
         init_timeout: Seconds that all of them may take.
         log_stats: Log statistics.
         reliability: What is done about replicas that die.
+        limits: Bounds of the front door.
         deploy_source: The deploy file in use, for logs.
     """
 
@@ -137,6 +142,7 @@ class DeploymentPlan:
     init_timeout: float = 600.0
     log_stats: bool = False
     reliability: Reliability = Reliability()
+    limits: ServingLimits = field(default_factory=ServingLimits)
     deploy_source: str = "deploy config"
 
     @property

@@ -39,6 +39,7 @@ _SAMPLING = frozenset({"default_sampling_params", "subtalker_sampling_params"})
 PLAN_KEYS = _SAMPLING | {
     "devices",
     "num_replicas",
+    "max_num_queued_reqs",
     "env",
     "input_connectors",
     "output_connectors",
@@ -103,6 +104,7 @@ def resolve_stage(inputs: StageInputs) -> StagePlan:
         input_connectors=_value(settings, "input_connectors", {}),
         output_connectors=_value(settings, "output_connectors", {}),
         sources={key: setting.source for key, setting in settings.items()},
+        max_num_queued_reqs=_value(settings, "max_num_queued_reqs"),
     )
 
 

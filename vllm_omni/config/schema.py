@@ -156,6 +156,12 @@ class StageKeys(Section):
         "replicas share a device."
     )
     num_replicas: Int | None = key("Copies of the stage. Default 1.", ge=1)
+    max_num_queued_reqs: Int | None = key(
+        "Most requests that the stage has, waiting or running, in all its replicas; a further one "
+        "is answered with 429. Default: no bound but the server's, which the flag of that name "
+        "sets.",
+        ge=1,
+    )
     env: dict[str, EnvValue] | None = key("Environment variables for the stage's processes.")
     input_connectors: dict[str, str] | None = key(
         "Connector of each incoming edge: `{from_stage_0: <connector>}`. Default: shared memory."

@@ -36,6 +36,7 @@ class DiffusionReplica(StageReplica):
         self._address = config.address
         self._folder = config.folder
         self._stage = config.stage
+        self._capacity = config.settings.max_batch
         self._live: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: zmq.asyncio.Context | None = None
@@ -55,6 +56,11 @@ class DiffusionReplica(StageReplica):
     def load(self) -> int:
         """See `StageReplica`."""
         return len(self._live)
+
+    @property
+    def capacity(self) -> int:
+        """See `StageReplica`."""
+        return self._capacity
 
     async def submit(
         self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any

@@ -30,7 +30,7 @@ from vllm_omni.diffusion.program import (
 from vllm_omni.diffusion.proxy import make_proxy
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import Component, Loaded, ProgramSpec
-from vllm_omni.errors import OmniClientError, client_error_metadata
+from vllm_omni.errors import OmniClientError, OverloadedError, client_error_metadata
 from vllm_omni.outputs import ErrorInfo
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Engine:
             raise ValueError(f"request {request_id!r} is already running")
         if len(self._live) >= self._max_requests:
             message = f"{self._spec.name} is busy: {self._max_requests} requests are running"
-            self._end(request_id, ErrorInfo(message=message))
+            self._end(request_id, _error_info(OverloadedError(message), self._spec.name))
             return
         try:
             seed = _seed(first.options.get("seed"), self._spec.default_seed)

@@ -43,7 +43,7 @@ class DiffusionLaunch:
     deployment_id: str | None = None
     environment: Mapping[str, str] | None = None
     init_timeout: float = 300.0
-    max_requests: int = 256
+    max_requests: int = 4096
 
     def begin(self) -> "StartingDiffusionReplica":
         """Start the process, without waiting for it.

@@ -147,7 +147,13 @@ def _start_all(
         undo.callback(replica.shutdown, 0)
         replicas[stage.name].append(replica)
     return [
-        StagePool(stage.stage, stage.stage_id, replicas[stage.name], launches[stage.name])
+        StagePool(
+            stage.stage,
+            stage.stage_id,
+            replicas[stage.name],
+            launches[stage.name],
+            stage.max_num_queued_reqs,
+        )
         for stage in plan.stages
     ]
 

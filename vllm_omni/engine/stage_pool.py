@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.pipeline import Stage
-from vllm_omni.errors import StageUnavailableError
+from vllm_omni.errors import OverloadedError, StageUnavailableError
 from vllm_omni.inputs import StageInput
 from vllm_omni.replica import ReplicaLaunch, StageReplica
 
@@ -22,6 +22,7 @@ class StagePool:
         stage_id: Its index in the pipeline.
         replicas: At least one.
         launches: How to start each of them again; empty if they cannot be.
+        max_requests: Most requests in all replicas together; None for no bound.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class StagePool:
         stage_id: int,
         replicas: Sequence[StageReplica],
         launches: Sequence[ReplicaLaunch] = (),
+        max_requests: int | None = None,
     ) -> None:
         self.stage = stage
         self.stage_id = stage_id
         self.launches = tuple(launches)
         self._replicas: list[StageReplica | None] = list(replicas)
         self._bound: dict[str, int] = {}
+        self._max_requests = max_requests
 
     @property
     def num_replicas(self) -> int:
@@ -51,6 +54,16 @@ class StagePool:
     def live_num_replicas(self) -> int:
         """How many replicas are not evicted."""
         return len(self.live_replica_ids)
+
+    @property
+    def load(self) -> int:
+        """Requests that live replicas have, waiting or running."""
+        return sum(replica.load for replica in self._replicas if replica)
+
+    @property
+    def capacity(self) -> int:
+        """Requests that live replicas can run at once."""
+        return sum(replica.capacity for replica in self._replicas if replica)
 
     def replica(self, replica_id: int) -> StageReplica:
         """A live replica.
@@ -89,7 +102,17 @@ class StagePool:
         return [request for request, bound in self._bound.items() if bound == replica_id]
 
     def bind(self, request_id: str) -> int:
-        """Choose a replica for a request and remember it."""
+        """Choose a replica for a request and remember it.
+
+        Raises:
+            OverloadedError: The stage has as many requests as it may.
+            StageUnavailableError: No replica lives.
+        """
+        if self._max_requests is not None and self.load >= self._max_requests:
+            raise OverloadedError(
+                f"stage {self.stage.name!r} is busy with {self._max_requests} requests, "
+                "the most that it takes; try again later"
+            )
         replica_id = self._bound[request_id] = self.select_replica_id()
         return replica_id
 

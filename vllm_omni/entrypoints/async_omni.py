@@ -6,12 +6,14 @@ import itertools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.plan import DeploymentPlan
@@ -22,11 +24,19 @@ from vllm_omni.engine.messages import (
     CallResult,
     Emit,
     ErrorMessage,
-    Message,
     ReplicaLost,
+    Submit,
 )
+from vllm_omni.entrypoints.admission import Admission
+from vllm_omni.entrypoints.output_stream import OutputStream
 from vllm_omni.entrypoints.requests import RequestFactory
-from vllm_omni.errors import OmniClientError, OmniGenerateError, StageUnavailableError
+from vllm_omni.errors import (
+    DeadlineExceededError,
+    OmniClientError,
+    OmniError,
+    OmniGenerateError,
+    StageUnavailableError,
+)
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 from vllm_omni.start_report import no_check
 
@@ -51,11 +61,14 @@ class AsyncOmni(EngineClient):
         weakref.finalize(self, launched.shutdown)
         self._engine = launched.engine
         self._requests = RequestFactory(launched.plan)
-        # A caller's request id may come again, and then nothing that a stage still says about the
-        # first request may be taken for the second's; so inside of the engine every id is new.
-        self._inner_ids: dict[str, str] = {}
+        # A caller's request id may come again, even while it is in use (a client that retries),
+        # and then nothing that a stage says about the one request may be taken for the other's; so
+        # inside of the engine every id is new.
+        self._inner_ids: dict[str, set[str]] = {}
         self._serial = itertools.count()
-        self._streams: dict[str, asyncio.Queue[Message]] = {}
+        self._streams: dict[str, OutputStream] = {}
+        limits = launched.plan.limits
+        self.admission = Admission(sum(pool.capacity for pool in self._engine.pools), limits)
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
         self._dispatcher: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
@@ -127,6 +140,7 @@ class AsyncOmni(EngineClient):
         sampling_params_list: Sequence[SamplingParams | Mapping[str, Any] | None] | None = None,
         output_modalities: Sequence[str] = ("text",),
         voice: str | None = None,
+        timeout: float | None = None,
         **entry_kwargs: Any,
     ) -> AsyncGenerator[OmniRequestOutput, None]:
         """Run one request and yield its outputs as they come.
@@ -134,15 +148,20 @@ class AsyncOmni(EngineClient):
         Args:
             prompt: What vLLM's `generate` takes: rendered, text, tokens, with media.
             sampling_params: For the entry stage.
-            request_id: Unique among live requests; made up if None.
+            request_id: For `abort` and the log; made up if None.
             sampling_params_list: By stage id, on top of the stages' defaults; entry 0 gives way to
                 `sampling_params`.
             output_modalities: Which of the pipeline's output modalities to make.
             voice: A speaker of the checkpoint, any case; None for the default.
+            timeout: Seconds that the request may take; at most, and by default, what the server
+                allows (`--request-timeout`).
             entry_kwargs: Passed to the entry stage (`lora_request`, `priority`, ...).
 
         Raises:
             OmniClientError: The request is wrong.
+            OverloadedError: There are too many requests.
+            DeadlineExceededError: It took too long.
+            SlowClientError: Its outputs were not read.
             EngineDeadError: A stage that it needs is gone.
         """
         self._check_alive()
@@ -165,38 +184,61 @@ class AsyncOmni(EngineClient):
             time.monotonic(),
             {key: value for key, value in entry_kwargs.items() if value is not None},
         )
-        if request_id in self._inner_ids:
-            raise OmniClientError(f"request id {request_id!r} is in use", param="request_id")
-        self._inner_ids[request_id] = submit.request_id
-        stream = self._streams[submit.request_id] = asyncio.Queue()
-        self._engine.send(submit)
-        ended = False
+        with self._registered(request_id, submit) as stream:
+            async with self.admission.working(timeout) as ticket:
+                deadline = min(ticket.deadline, self.admission.deadline(timeout))
+                loop = asyncio.get_running_loop()
+                timer = loop.call_at(deadline, self._expire, submit.request_id)
+                ended = stream.failed  # aborted while it waited
+                if not ended:
+                    self._engine.send(submit)
+                try:
+                    while True:
+                        message = await stream.get()
+                        ended = isinstance(message, ErrorMessage) or message.last
+                        if isinstance(message, ErrorMessage):
+                            raise message.to_exception()
+                        message.output.request_id = request_id
+                        yield message.output
+                        if ended:
+                            return
+                finally:
+                    timer.cancel()
+                    if not ended:
+                        self._engine.send(Abort((submit.request_id,)))
+
+    @contextmanager
+    def _registered(self, request_id: str, submit: Submit) -> Iterator[OutputStream]:
+        """While a request waits or runs: what comes for it, and who it is to its caller."""
+        inner_id = submit.request_id
+        most = self.admission.limits.max_stream_buffer_bytes
+        stream = self._streams[inner_id] = OutputStream(_text_kind(submit), most)
+        same = self._inner_ids.setdefault(request_id, set())
+        same.add(inner_id)
         try:
-            while not ended:
-                message = await stream.get()
-                ended = isinstance(message, ErrorMessage) or (
-                    isinstance(message, Emit) and message.last
-                )
-                if isinstance(message, ErrorMessage):
-                    raise message.to_exception()
-                assert isinstance(message, Emit)
-                message.output.request_id = request_id
-                yield message.output
+            yield stream
         finally:
-            del self._inner_ids[request_id]
-            del self._streams[submit.request_id]
-            if not ended:
-                self._engine.send(Abort((submit.request_id,)))
+            del self._streams[inner_id]
+            same.discard(inner_id)
+            if not same:
+                del self._inner_ids[request_id]
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End every request of these ids, with an error for whoever waits for it."""
         for each in (request_id,) if isinstance(request_id, str) else tuple(request_id):
-            if (inner_id := self._inner_ids.get(each)) is not None:
-                self._engine.send(Abort((inner_id,)))
-                self._fail(inner_id, OmniGenerateError(f"request {each} was aborted"))
+            for inner_id in self._inner_ids.get(each, ()):
+                self._end(inner_id, OmniGenerateError(f"request {each} was aborted"))
 
-    def _fail(self, inner_id: str, error: BaseException) -> None:
-        failure = ErrorMessage(error=str(error), request_id=inner_id, cause=error)
-        self._streams[inner_id].put_nowait(failure)
+    def _expire(self, inner_id: str) -> None:
+        self.admission.metrics.deadline_exceeded()
+        self._end(inner_id, DeadlineExceededError("the request took longer than it may"))
+
+    def _end(self, inner_id: str, error: OmniError) -> None:
+        """End a request in every stage, with an error for its caller."""
+        self._streams[inner_id].put(
+            ErrorMessage(error=str(error), request_id=inner_id, cause=error)
+        )
+        self._engine.send(Abort((inner_id,)))
 
     def _start_dispatcher(self) -> None:
         if self._dispatcher is None:
@@ -214,7 +256,7 @@ class AsyncOmni(EngineClient):
                     if message.fatal:
                         self._die(message)
                 elif (stream := self._streams.get(message.request_id)) is not None:
-                    stream.put_nowait(message)
+                    self._pass_on(message, stream)
                 elif isinstance(message, ErrorMessage):
                     logger.debug("dropping error for unknown req %s", message.request_id)
 
@@ -224,6 +266,14 @@ class AsyncOmni(EngineClient):
             clearing = asyncio.ensure_future(self.renderer.clear_mm_cache_async())
             self._clearing.add(clearing)
             clearing.add_done_callback(self._clearing.discard)
+
+    def _pass_on(self, message: Emit | ErrorMessage, stream: OutputStream) -> None:
+        """Give a message to its caller, or end a request whose caller does not read."""
+        if not stream.put(message):
+            assert message.request_id is not None
+            self.admission.metrics.slow_client()
+            logger.warning("Request %s is aborted: nobody reads it", message.request_id)
+            self._engine.send(Abort((message.request_id,)))
 
     def _answer(self, result: CallResult) -> None:
         future = self._calls.pop(result.call_id, None)
@@ -238,7 +288,7 @@ class AsyncOmni(EngineClient):
         """The orchestrator is broken: everything that waits fails."""
         self._fatal = message.cause or EngineDeadError()
         for stream in self._streams.values():
-            stream.put_nowait(message)
+            stream.put(message)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError())
@@ -292,7 +342,7 @@ class AsyncOmni(EngineClient):
     def fail_all(self, why: str) -> None:
         """Have every request that runs fail."""
         for inner_id in self._streams:
-            self._fail(inner_id, StageUnavailableError(why))
+            self._end(inner_id, StageUnavailableError(why))
 
     def shutdown(self, timeout: float | None = None) -> None:
         logger.info("[AsyncOmni] Shutting down")
@@ -375,3 +425,9 @@ class AsyncOmni(EngineClient):
         return [
             x for results in await self._call("collective_rpc", *args, **kwargs) for x in results
         ]
+
+
+def _text_kind(submit: Submit) -> RequestOutputKind:
+    """How the caller wants text: the entry stage's parameters say so."""
+    kinds = (p.output_kind for p in submit.params if isinstance(p, SamplingParams))
+    return next(kinds, RequestOutputKind.DELTA)

@@ -6,6 +6,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -137,24 +138,30 @@ class Omni:
         )
         ids = [f"omni-{uuid.uuid4().hex}" for _ in batch]
         submits = [
-            self._requests.make(
-                prompt, request_id, entry, by_stage, modalities, voice, time.monotonic(), {}
+            _at_the_end(
+                self._requests.make(
+                    prompt, request_id, entry, by_stage, modalities, voice, time.monotonic(), {}
+                )
             )
             for request_id, prompt in zip(ids, batch, strict=True)
         ]
         with self._calls:  # all calls read the engine's one queue
-            for submit in submits:
-                self._engine.send(_at_the_end(submit))
-            done = self._collect(ids, use_tqdm)
+            done = self._collect(submits, use_tqdm)
         return [output for request_id in ids for output in done[request_id]]
 
-    def _collect(self, ids: list[str], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:
-        outputs: dict[str, dict[str, list[OmniRequestOutput]]] = {i: {} for i in ids}
-        waiting = set(ids)
+    def _collect(self, submits: list[Submit], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:
+        """Run requests, as many at a time as the stages can work on."""
+        outputs: dict[str, dict[str, list[OmniRequestOutput]]] = {
+            submit.request_id: {} for submit in submits
+        }
+        waiting = set(outputs)
         if not waiting:
             return {}
-        with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as progress:
+        later = iter(submits)
+        with tqdm(total=len(waiting), desc="Processed prompts", disable=not use_tqdm) as progress:
             try:
+                for submit in islice(later, sum(pool.capacity for pool in self._engine.pools)):
+                    self._engine.send(submit)
                 for message in self._messages():
                     if isinstance(message, ErrorMessage):
                         if message.request_id in waiting or message.request_id is None:
@@ -168,6 +175,8 @@ class Omni:
                     if message.last:
                         waiting.discard(message.request_id)
                         progress.update(1)
+                        for submit in islice(later, 1):
+                            self._engine.send(submit)
                     if not waiting:
                         break
             finally:

@@ -13,7 +13,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.datastructures import State
-from vllm.engine.protocol import EngineClient
+from starlette.middleware import Middleware
+from vllm import envs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import resolve_default_chat_template_kwargs
@@ -22,7 +23,10 @@ from vllm.logger import init_logger
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tasks import SupportedTask
 
+from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
+from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
 from vllm_omni.entrypoints.openai.routes import chat
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
@@ -31,12 +35,12 @@ logger = init_logger(__name__)
 
 
 async def build_omni_app(
-    engine_client: EngineClient, args: Namespace, entry_sampling: Mapping[str, Any]
+    engine_client: AsyncOmni, args: Namespace, entry_sampling: Mapping[str, Any]
 ) -> FastAPI:
     """The application that serves a pipeline.
 
     Args:
-        engine_client: `AsyncOmni`, or what is like it.
+        engine_client: The pipeline.
         args: Flags of `vllm serve --omni`.
         entry_sampling: Sampling defaults of the entry stage.
     """
@@ -46,6 +50,10 @@ async def build_omni_app(
     app.middleware_stack = None  # built in build_app already; Starlette builds it anew when started
     include_first(app, omni_routers(tasks))
     install_error_handlers(app)
+    # Behind vLLM's own middleware, hence behind authentication.
+    keyed = any(args.api_key or [envs.VLLM_API_KEY])
+    door = Middleware(AdmissionMiddleware, admission=engine_client.admission, keyed=keyed)
+    app.user_middleware += [door, Middleware(LargeBodyMiddleware)]
     app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
@@ -80,7 +88,7 @@ def include_first(app: FastAPI, routers: list[APIRouter]) -> None:
 
 
 def init_chat_state(
-    engine_client: EngineClient, state: State, args: Namespace, entry_sampling: Mapping[str, Any]
+    engine_client: AsyncOmni, state: State, args: Namespace, entry_sampling: Mapping[str, Any]
 ) -> None:
     """Make the chat handler from what `init_app_state` made."""
     request_logger = RequestLogger(max_log_len=args.max_log_len)

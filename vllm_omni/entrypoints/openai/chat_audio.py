@@ -26,6 +26,8 @@ from vllm_omni.entrypoints.openai.turn import Turn
 from vllm_omni.media.audio_encode import AudioStreamEncoder, encode
 from vllm_omni.outputs import AudioOutput, OmniRequestOutput
 
+# Events that may wait for the client; the rest waits, bounded, in the engine client's stream.
+MAX_EVENTS = 16
 # The rate of a file without any sample: the model said nothing, so nobody told the rate.
 SILENT_RATE = 24_000
 
@@ -98,8 +100,8 @@ class AudioStream:
 
     One task reads the engine: text goes to vLLM's generator, sound is encoded. One task drives
     vLLM's generator. Both put their events into one queue, so the client gets them in the order
-    in which they came to be. The text ends for vLLM's generator when the whole request has ended,
-    which makes its closing events (usage, `[DONE]`) the last ones.
+    in which they came to be; both wait while it is full. The text ends for vLLM's generator when
+    the whole request has ended, which makes its closing events (usage, `[DONE]`) the last ones.
     """
 
     def __init__(self, turn: Turn, request_id: str, model: str, created: int) -> None:
@@ -110,8 +112,8 @@ class AudioStream:
             "created": created,
             "model": model,
         }
-        self._text: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue()
-        self._events: asyncio.Queue[str | None] = asyncio.Queue()
+        self._text: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(MAX_EVENTS)
+        self._events: asyncio.Queue[str | Exception | None] = asyncio.Queue(MAX_EVENTS)
         self._encoder: AudioStreamEncoder | None = None
         self._closing: dict[str, Any] | None = None
         self._owes_metrics = turn.wants_metrics
@@ -136,8 +138,9 @@ class AudioStream:
         driver = asyncio.create_task(self._drive_chat(chat))
         try:
             while (event := await self._events.get()) is not None:
+                if isinstance(event, Exception):
+                    raise event
                 yield event
-            await driver
         finally:
             # A cancelled task closes its own generator, which aborts the request. Nothing is
             # awaited here: on a client's disconnect this generator runs in a cancelled scope.
@@ -150,21 +153,23 @@ class AudioStream:
             async with aclosing(outputs):
                 async for output in outputs:
                     if (sound := note(self.turn, output)) is None:
-                        self._text.put_nowait(output)
+                        await self._text.put(output)
                     else:
                         await self._add_sound(sound)
         except Exception as error:  # raised again in vLLM's generator by `text`
             end = error
-        self._text.put_nowait(end)
+        await self._text.put(end)
 
     async def _drive_chat(self, chat: AsyncGenerator[str, None]) -> None:
+        end: Exception | None = None
         try:
             async with aclosing(chat):
                 async for event in chat:
                     for rewritten in self._rewrite(event):
-                        self._events.put_nowait(rewritten)
-        finally:
-            self._events.put_nowait(None)
+                        await self._events.put(rewritten)
+        except Exception as error:  # raised again by `events`
+            end = error
+        await self._events.put(end)
 
     async def _add_sound(self, output: OmniRequestOutput) -> None:
         audio = output.audio
@@ -188,7 +193,7 @@ class AudioStream:
             "frame_count": frames,
         }
         sound = {"id": self.turn.audio_id, "data": base64.b64encode(data).decode("ascii")}
-        self._events.put_nowait(self._chunk({"audio": sound}, "audio", audio_metadata=metadata))
+        await self._events.put(self._chunk({"audio": sound}, "audio", audio_metadata=metadata))
 
     def _rewrite(self, event: str) -> list[str]:
         """Add the sound's fields to an event of vLLM's; hold its finish back until the sound's."""

@@ -29,6 +29,7 @@ from vllm.multimodal.media import (
     VideoMediaIO,
 )
 
+from vllm_omni.entrypoints.openai.large_bodies import payload_of
 from vllm_omni.entrypoints.openai.public_http import public_http_connection
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.decode import check_audio, check_image, check_video
@@ -77,7 +78,7 @@ class OmniMediaConnector(MediaConnector):
         self, url: str, media_io: MediaIO[_T], *, fetch_timeout: int | None = None
     ) -> _T:
         """Fetch and decode. All of vLLM's `fetch_*_async` come through here."""
-        checked = CheckedIO(media_io)
+        checked = CheckedIO(media_io, payload_of(url))
         kind = checked.kind
         _check_scheme(url, kind, self.allowed_local_media_path is not None)
         try:
@@ -102,10 +103,12 @@ class CheckedIO(MediaIO[_T]):
 
     Args:
         inner: What decodes.
+        payload: The payload of the data URL, if it has been cut out.
     """
 
-    def __init__(self, inner: MediaIO[_T]) -> None:
+    def __init__(self, inner: MediaIO[_T], payload: memoryview | None = None) -> None:
         self.inner = inner
+        self._payload = payload
         self.kind = _KINDS.get(type(inner), "media")
 
     def get_max_bytes(self) -> int | None:
@@ -125,7 +128,8 @@ class CheckedIO(MediaIO[_T]):
         """Check and decode the payload of a data URL."""
         if media_type.lower() == "video/jpeg":  # vLLM's own form: frames, joined by commas
             return self._decode(self.inner.load_base64, media_type, data)
-        return self.load_bytes(self._decode(_from_base64, data))
+        payload = data if self._payload is None else self._payload
+        return self.load_bytes(self._decode(_from_base64, payload))
 
     def load_file(self, filepath: Path) -> _T:
         """Check and decode a file of `--allowed-local-media-path`."""
@@ -165,7 +169,7 @@ def _limit(value: float) -> Any:
     return value if value > 0 else math.inf
 
 
-def _from_base64(data: str) -> bytes:
+def _from_base64(data: str | memoryview) -> bytes:
     return pybase64.b64decode(data, validate=True)
 
 

@@ -30,6 +30,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
 
 from vllm_omni.entrypoints.openai.chat_audio import AudioCollector, AudioStream
+from vllm_omni.entrypoints.openai.error_handlers import omni_error_body
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
 from vllm_omni.entrypoints.openai.spoken import SpokenTexts
 from vllm_omni.entrypoints.openai.template_errors import template_refusal
@@ -211,16 +212,8 @@ class OmniServingChat(OpenAIServingChat):
         """vLLM's, with this project's errors keeping their status, type and field."""
         if not isinstance(message, OmniError):
             return create_error_response(message, err_type, status_code, param)
-        status = http_status(message)
-        client = message if isinstance(message, OmniClientError) else None
-        return ErrorResponse(
-            error=ErrorInfo(
-                message=str(message),
-                type=client.error_type if client else "InternalServerError",
-                param=client.param if client else None,
-                code=status,
-            )
-        )
+        described = omni_error_body(message)["error"] | {"code": http_status(message)}
+        return ErrorResponse(error=ErrorInfo(**described))
 
 
 def _with_modality(event: str) -> str:
