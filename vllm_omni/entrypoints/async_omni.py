@@ -26,6 +26,7 @@ from vllm_omni.engine.messages import (
     ReplicaLost,
 )
 from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.entrypoints.sounds import has_sounds, with_sounds_as_heard
 from vllm_omni.errors import OmniClientError, OmniGenerateError, StageUnavailableError
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 from vllm_omni.start_report import no_check
@@ -155,6 +156,8 @@ class AsyncOmni(EngineClient):
                 param="request_id",
             )
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
+        if has_sounds(prompt):
+            prompt = await asyncio.to_thread(with_sounds_as_heard, prompt)
         submit = self._requests.make(
             prompt,
             f"{request_id}-{next(self._serial)}",

@@ -74,7 +74,10 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a video is: size in pixels, frames, frames per second, seconds, codec, its sound."""
+    """What a video is: size in pixels, frames, frames per second, seconds, codec, its sound.
+
+    `claimed_frames` is what its headers make of it, where that is more than it has.
+    """
 
     width: int
     height: int
@@ -83,6 +86,7 @@ class VideoInfo:
     seconds: float
     codec: str
     has_audio: bool
+    claimed_frames: int
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,11 @@ def check_video(
         audio = _audio_stream(container, limits, param) if sounds else None
         seconds = _claimed_seconds(container, stream)
         _check_seconds("video", seconds, limits.max_video_seconds, param)
+        claimed = _claimed_frames(stream, seconds)
+        if claimed > limits.max_video_frames:
+            raise too_much("video", "frames", claimed, limits.max_video_frames, param)
         frames, sound, length = 0, 0.0, 0.0
+        pixels = stream.codec_context.width * stream.codec_context.height
         for packet in container.demux([stream] if audio is None else [stream, audio]):
             if packet.stream is stream:
                 frames += packet.size > 0
@@ -212,6 +220,9 @@ def check_video(
                 sound += _packet_seconds(packet, audio)
             if frames > limits.max_video_frames:
                 raise too_much("video", "frames", frames, limits.max_video_frames, param)
+            if frames * pixels > limits.max_video_total_pixels:
+                limit = limits.max_video_total_pixels
+                raise too_much("video", "pixels in all", frames * pixels, limit, param)
             _check_seconds("video", length, limits.max_video_seconds, param)
             _check_seconds("video's sound", sound, limits.max_audio_seconds, param)
         if not frames:
@@ -220,7 +231,14 @@ def check_video(
         fps = float(stream.average_rate or stream.guessed_rate or (frames / (seconds or 1.0)))
         context = stream.codec_context
         return VideoInfo(
-            context.width, context.height, frames, fps, seconds, context.name, audio is not None
+            width=context.width,
+            height=context.height,
+            frames=frames,
+            fps=fps,
+            seconds=seconds,
+            codec=context.name,
+            has_audio=audio is not None,
+            claimed_frames=max(frames, claimed),
         )
 
 
@@ -328,6 +346,12 @@ def _claimed_seconds(container: InputContainer, stream: AudioStream | VideoStrea
     whole = (container.duration or 0) / av.time_base
     own = float((stream.duration or 0) * stream.time_base) if stream.time_base else 0.0
     return max(whole, own, 0.0)
+
+
+def _claimed_frames(stream: VideoStream, seconds: float) -> int:
+    """The most frames that a reader could take the headers to promise."""
+    rates = (stream.average_rate, stream.guessed_rate, stream.base_rate)
+    return max(stream.frames, *(round(seconds * rate) for rate in rates if rate), 0)
 
 
 def _packet_seconds(packet: av.Packet, stream: AudioStream | VideoStream) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.datastructures import State
+from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -22,7 +23,15 @@ from vllm.logger import init_logger
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tasks import SupportedTask
 
+from vllm_omni.entrypoints.openai.access import (
+    HEALTH,
+    METRICS,
+    ApiKeyMiddleware,
+    WebSocketOriginMiddleware,
+)
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
+from vllm_omni.entrypoints.openai.headers import ResponseHeadersMiddleware
+from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
 from vllm_omni.entrypoints.openai.routes import chat
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
@@ -46,11 +55,22 @@ async def build_omni_app(
     app.middleware_stack = None  # built in build_app already; Starlette builds it anew when started
     include_first(app, omni_routers(tasks))
     install_error_handlers(app)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
+    add_middleware(app, args)
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)
     return app
+
+
+def add_middleware(app: FastAPI, args: Namespace) -> None:
+    """Add ours around vLLM's and the user's; the last one added meets a request first."""
+    app.add_middleware(MediaBudgetMiddleware, max_media=args.max_media_per_request)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
+    app.add_middleware(WebSocketOriginMiddleware, allowed_origins=args.allowed_origins)
+    if keys := [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]:
+        open_paths = [HEALTH, *((METRICS, f"{METRICS}/") if args.open_metrics else ())]
+        app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
+    app.add_middleware(ResponseHeadersMiddleware)
 
 
 def omni_routers(tasks: tuple[SupportedTask, ...]) -> list[APIRouter]:

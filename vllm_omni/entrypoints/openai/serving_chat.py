@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.parser.abstract_parser import Parser
@@ -110,7 +111,7 @@ class OmniServingChat(OpenAIServingChat):
             return await OpenAIServingChat._create_chat_completion(handler, request, raw_request)
         except VLLMValidationError as error:
             if error.parameter in _PROMPT_PARAMS:
-                raise OmniClientError(str(error), param="messages") from error
+                raise OmniClientError(str(error.args[0]), param="messages") from error
             if refusal := template_refusal(error, request.chat_template_kwargs):
                 raise refusal from error
             raise
@@ -215,7 +216,7 @@ class OmniServingChat(OpenAIServingChat):
         client = message if isinstance(message, OmniClientError) else None
         return ErrorResponse(
             error=ErrorInfo(
-                message=str(message),
+                message=str(message) if client else sanitize_message(str(message)),
                 type=client.error_type if client else "InternalServerError",
                 param=client.param if client else None,
                 code=status,
