@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a client's encoded media before vLLM decodes them, and of what comes out."""
+"""Checks of a client's encoded media before they are decoded; every failure blames the client."""
 
 import math
 from collections.abc import Callable
@@ -12,19 +12,15 @@ from vllm import envs
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
-from vllm.multimodal.video_decoders import VideoSourceMetadata, VideoTargetMetadata
 from vllm.utils.mem_constants import MiB_bytes
 
+from vllm_omni.entrypoints.openai.media_loading import PARAM, load_sound, load_video
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.containers import too_much
-from vllm_omni.media.decode import VideoInfo, check_audio, check_image, check_video
-from vllm_omni.media.hearing import as_heard
+from vllm_omni.media.decode import check_image
 from vllm_omni.media.limits import DEFAULT_LIMITS, MediaLimits
 
-PARAM = "messages"
 _FRAME_LIST = "video/jpeg"
-# The rates, per second, at which vLLM's loaders sample where nothing is asked for: all, or two.
-_DEFAULT_RATES = (-1.0, 2.0)
 _T = TypeVar("_T")
 
 
@@ -47,14 +43,21 @@ class CheckedIO(MediaIO[_T]):
         """Check a file's bytes and decode them."""
         if not data:
             raise invalid(self.kind, "it is empty")
-        self._check(data, media_limits())
-        return self._decoded(self.inner.load_bytes, data)
+        limits = media_limits()
+        match self.inner:
+            case AudioMediaIO():
+                return self._blamed(load_sound, self.inner, data, limits)
+            case VideoMediaIO():
+                return self._blamed(load_video, self.inner, data, limits)
+            case ImageMediaIO():
+                check_image(data, limits, param=PARAM)
+        return self._blamed(self.inner.load_bytes, data)
 
     def load_base64(self, media_type: str, data: str) -> _T:
         """Check and decode the payload of a data URL."""
         if media_type.lower() == _FRAME_LIST and isinstance(self.inner, VideoMediaIO):
             self._check_frame_list(data, self.inner.num_frames, media_limits())
-            return self._decoded(self.inner.load_base64, media_type, data)
+            return self._blamed(self.inner.load_base64, media_type, data)
         return self.load_bytes(self._blamed(_from_base64, data))
 
     def load_file(self, filepath: Path) -> _T:
@@ -65,16 +68,6 @@ class CheckedIO(MediaIO[_T]):
         if filepath.stat().st_size > limit:
             raise invalid(self.kind, f"it is larger than {limit} bytes")
         return self.load_bytes(filepath.read_bytes())
-
-    def _check(self, data: bytes, limits: MediaLimits) -> None:
-        if self.kind == "audio":
-            check_audio(data, limits, param=PARAM)
-        elif self.kind == "image":
-            check_image(data, limits, param=PARAM)
-        elif isinstance(self.inner, VideoMediaIO):
-            info = check_video(data, limits, param=PARAM)
-            size = self._blamed(frames_taken, self.inner, info) * info.width * info.height * 3
-            _check_decoded_size(size, limits)
 
     def _check_frame_list(self, data: str, wanted: int, limits: MediaLimits) -> None:
         """vLLM's own form of a video: pictures in base64, joined by commas, `wanted` taken."""
@@ -90,13 +83,6 @@ class CheckedIO(MediaIO[_T]):
             size += info.width * info.height * 3
             _check_decoded_size(size, limits)
 
-    def _decoded(self, load: Callable[..., Any], *args: Any) -> Any:
-        decoded = self._blamed(load, *args)
-        if self.kind != "audio":
-            return decoded
-        samples, rate = decoded
-        return self._blamed(as_heard, samples, rate)
-
     def _blamed(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result; its failure is the client's."""
         try:
@@ -107,26 +93,6 @@ class CheckedIO(MediaIO[_T]):
             raise
         except Exception as error:  # the decoders' errors have no common base
             raise invalid(self.kind, str(error) or type(error).__name__) from error
-
-
-def frames_taken(io: VideoMediaIO, info: VideoInfo) -> int:
-    """How many frames of a video vLLM will hold in memory, at most.
-
-    Raises:
-        ValueError: vLLM cannot sample this video.
-    """
-    frames = info.claimed_frames
-    source = VideoSourceMetadata(frames, info.fps, frames / info.fps)
-    rates = [io.kwargs["fps"]] if "fps" in io.kwargs else _DEFAULT_RATES
-    seconds = io.kwargs.get("max_duration", 300)
-    sample = io.video_loader.compute_frames_index_to_sample
-    try:
-        return max(
-            len(sample(source, VideoTargetMetadata(io.num_frames, rate, seconds), **io.kwargs))
-            for rate in rates
-        )
-    except (ZeroDivisionError, RuntimeError) as error:
-        raise ValueError(f"{info.frames} frames are too few for this model") from error
 
 
 def media_limits() -> MediaLimits:
