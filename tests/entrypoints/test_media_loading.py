@@ -111,7 +111,7 @@ def test_frames_that_would_fill_the_memory() -> None:
 
 
 def test_a_file_that_ends_opencv() -> None:
-    """A damaged AVI at which vLLM's own reader ends the process (OpenCV 5.0, FFmpeg's avio_seek)."""
+    """A damaged AVI at which vLLM's own reader ends the process (OpenCV 5.0, in avio_seek)."""
     from tests.entrypoints.test_media_fuzz import request
 
     _, body = request(1689)
