@@ -35,6 +35,10 @@ from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
 from vllm_omni.entrypoints.openai.routes import chat
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
+from vllm_omni.entrypoints.openai.serving_speech_to_text import (
+    OmniServingTranscription,
+    OmniServingTranslation,
+)
 
 logger = init_logger(__name__)
 
@@ -59,6 +63,8 @@ async def build_omni_app(
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)
+    if "transcription" in tasks:
+        init_speech_to_text_state(engine_client, app.state, args)
     return app
 
 
@@ -103,14 +109,13 @@ def init_chat_state(
     engine_client: EngineClient, state: State, args: Namespace, entry_sampling: Mapping[str, Any]
 ) -> None:
     """Make the chat handler from what `init_app_state` made."""
-    request_logger = RequestLogger(max_log_len=args.max_log_len)
     state.omni_serving_chat = OmniServingChat(
         engine_client,
         state.openai_serving_models,
         args.response_role,
         entry_sampling=entry_sampling,
         online_renderer=state.online_renderer,
-        request_logger=request_logger if args.enable_log_requests else None,
+        request_logger=_request_logger(args),
         chat_template=load_chat_template(args.chat_template),
         chat_template_content_format=args.chat_template_content_format,
         default_chat_template_kwargs=resolve_default_chat_template_kwargs(args),
@@ -127,3 +132,20 @@ def init_chat_state(
         enable_log_deltas=args.enable_log_deltas,
         enable_per_request_metrics=args.enable_per_request_metrics,
     )
+
+
+def init_speech_to_text_state(engine_client: EngineClient, state: State, args: Namespace) -> None:
+    """Put our handlers where vLLM's routes look for theirs."""
+    options = {
+        "request_logger": _request_logger(args),
+        "enable_force_include_usage": args.enable_force_include_usage,
+    }
+    models = state.openai_serving_models
+    for theirs in (state.openai_serving_transcription, state.openai_serving_translation):
+        theirs.shutdown()
+    state.openai_serving_transcription = OmniServingTranscription(engine_client, models, **options)
+    state.openai_serving_translation = OmniServingTranslation(engine_client, models, **options)
+
+
+def _request_logger(args: Namespace) -> RequestLogger | None:
+    return RequestLogger(max_log_len=args.max_log_len) if args.enable_log_requests else None

@@ -33,22 +33,24 @@ _NAME = "pyav"
 _CHOICE = frozenset({"backend", "num_frames", "fps", "max_duration", "frame_recovery"})
 
 
-def load_sound(io: AudioMediaIO, data: bytes, limits: MediaLimits) -> tuple[np.ndarray, int]:
+def load_sound(
+    io: AudioMediaIO, data: bytes, limits: MediaLimits, *, param: str = PARAM
+) -> tuple[np.ndarray, int]:
     """A sound file as the models hear it.
 
     Raises:
         OmniClientError: It passes a limit, or is no sound.
     """
     if (largest := io.get_max_bytes()) < len(data):
-        raise too_much("audio", "bytes", len(data), largest, PARAM)
+        raise too_much("audio", "bytes", len(data), largest, param)
     if (most := envs.VLLM_MAX_AUDIO_DECODE_BYTES) > 0:
         limits = replace(limits, max_decoded_bytes=min(most, limits.max_decoded_bytes))
     if io.audio_backend is None:
-        samples, rate = decode_audio(data, limits, param=PARAM)
+        samples, rate = decode_audio(data, limits, param=param)
     else:
-        check_audio(data, limits, param=PARAM)
+        check_audio(data, limits, param=param)
         samples, rate = io.load_bytes(data)
-    return as_heard(samples, rate, param=PARAM)
+    return as_heard(samples, rate, param=param)
 
 
 def load_video(io: VideoMediaIO, data: bytes, limits: MediaLimits) -> MediaWithBytes[Any]:
