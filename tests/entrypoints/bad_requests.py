@@ -194,6 +194,11 @@ MEDIA: dict[str, Bad] = {
         "messages",
         says="maximum context length",
     ),
+    "image embeddings": Bad(
+        {"messages": said({"type": "image_embeds", "image_embeds": "AAAA"})},
+        "image_embeds",
+        says="--enable-mm-embeds",
+    ),
     "list of frames that are none": Bad(
         {"messages": said(part("video", "data:video/jpeg;base64,AAAA,AAAA"))},
         "messages",
