@@ -102,3 +102,29 @@ def test_spoken_texts_expire_and_are_bounded() -> None:
     ]
     texts.fill_in(messages)
     assert [message["content"] for message in messages] == ["C", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("Input length (9) exceeds model's maximum context length (8).", "Input length"),
+        ("Video doesn't have audio track with `audio_in_video=True`", "audio track"),
+        (
+            "Failed to apply Processor on data={'audio': [array([0.])]} with kwargs={}",
+            "cannot take",
+        ),
+    ],
+)
+def test_refusals_of_media_name_the_messages_and_show_no_data(message: str, says: str) -> None:
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/")
+    def fail() -> None:
+        raise ValueError(message)
+
+    reply = TestClient(app).get("/")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "messages")
+    assert says in error["message"]
+    assert "array(" not in error["message"]

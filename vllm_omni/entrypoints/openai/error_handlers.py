@@ -33,7 +33,7 @@ _MAX_MESSAGE = 2000
 _FIELD_FIRST = re.compile(r"^[`'\"]?(\w+)[`'\"]? (?:must|cannot|contains|should|is not) ")
 _WORD = re.compile(r"\w+")
 _PROCESSOR_FAILED = re.compile(r"Failed to apply \w+ on data=")
-_TOO_LONG = "Input length ("
+_ABOUT_MESSAGES = ("Input length (", "Video doesn't have audio track")
 _MAX_REASON = 300
 # A body whose JSON vLLM reads lazily: parts of a message are validated while the prompt is built.
 _LAZY_FIELD = "messages"
@@ -186,7 +186,7 @@ def _with_param(error: Exception) -> JSONResponse:
         reason = sanitize_message(str(error.__cause__ or "it cannot be processed"))
         message = f"The model cannot take the media in `messages`: {reason[:_MAX_REASON]}"
         param = _LAZY_FIELD
-    elif param is None and message.startswith(_TOO_LONG):
+    elif param is None and message.startswith(_ABOUT_MESSAGES):
         param = _LAZY_FIELD
     return JSONResponse(error_body(message, found.code, found.type, param), found.code)
 
