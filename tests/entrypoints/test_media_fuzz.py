@@ -26,7 +26,8 @@ WARM_UP = 240
 CLIENTS = 4
 SLOWEST_S = 20.0
 # The 50 MB of vLLM's cache of processed media, and what the allocators of several processes take
-# (measured: 148 MB after 2,000 cases, 194 to 214 MB after 6,000). Features kept of each case would be about 1 MB a case.
+# (measured: 148 MB after 2,000 cases, 194 to 214 MB after 6,000). Features kept of each case
+# would be about 1 MB a case.
 MOST_GROWTH_BYTES = (64 << 20) + 50_000 * CASES
 REPRS = ("array(", "<PIL", "tensor(", " at 0x", "Traceback", "/site-packages")
 

@@ -110,7 +110,7 @@ def test_spoken_texts_expire_and_are_bounded() -> None:
         ("Input length (9) exceeds model's maximum context length (8).", "Input length"),
         ("Video doesn't have audio track with `audio_in_video=True`", "audio track"),
         (
-            "Failed to apply Processor on data={'audio': [array([0.])]} with kwargs={}",
+            "Failed to apply Processor on data={'audio': [array([0.])]}",
             "cannot take",
         ),
     ],
