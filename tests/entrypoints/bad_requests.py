@@ -176,6 +176,39 @@ MEDIA: dict[str, Bad] = {
     "unknown host": Bad(
         {"messages": said(part("audio", "http://host.invalid/x.wav"))}, "messages", 422
     ),
+    "picture too long for the model": Bad(
+        {"messages": image(media.encode_image(media.image(1, 900)))},
+        "messages",
+        says="cannot take the media",
+    ),
+    "sound too short for the model": Bad(
+        {"messages": audio(media.encode_audio(media.sound(0.001)))},
+        "messages",
+        says="cannot take the media",
+    ),
+    "video too short for the model": Bad(
+        {"messages": video(media.encode_video(media.video(1, 64, 64)))}, "messages", says="too few"
+    ),
+    "sound too long for the model": Bad(
+        {"messages": audio(media.encode_audio(media.sound(60.0)))},
+        "messages",
+        says="maximum context length",
+    ),
+    "image embeddings": Bad(
+        {"messages": said({"type": "image_embeds", "image_embeds": "AAAA"})},
+        "image_embeds",
+        says="--enable-mm-embeds",
+    ),
+    "list of frames that are none": Bad(
+        {"messages": said(part("video", "data:video/jpeg;base64,AAAA,AAAA"))},
+        "messages",
+        says="cannot read",
+    ),
+    "picture said to be a list of frames": Bad(
+        {"messages": said(part("image", "data:video/jpeg;base64,AAAA"))},
+        "messages",
+        says="cannot read",
+    ),
     "truncated audio": Bad({"messages": audio(WAV[:30])}, "messages", says="audio"),
     "audio of garbage": Bad({"messages": audio(b"zzzz" * 20)}, "messages", says="audio"),
     "audio of 0 bytes": Bad({"messages": audio(b"")}, "messages.0.content.0.input_audio.data"),

@@ -28,6 +28,7 @@ SERVE_FLAGS = (
     *("--limit-mm-per-prompt", '{"image": 2, "audio": 2, "video": 1}'),
     *("--max-body-bytes", str(MAX_BODY_BYTES)),
     *("--default-sampling-params", '{"thinker": {"temperature": 0}}'),
+    *("--mm-processor-cache-gb", "0.05"),  # fills in the warm-up of tests that look for leaks
     "--enforce-eager",
 )
 

@@ -38,6 +38,8 @@ def test_bad_request(http: httpx.Client, bad: Bad) -> None:
     assert error["param"] == bad.param, error
     assert bad.says in error["message"]
     assert "0x" not in error["message"] and "Traceback" not in error["message"]
+    assert "array(" not in error["message"] and "<PIL" not in error["message"]
+    assert reply.headers["x-request-id"] and reply.headers["x-content-type-options"] == "nosniff"
     assert http.get("/health").status_code == 200
 
 

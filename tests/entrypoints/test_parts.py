@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small parts of the HTTP server on their own."""
 
-import http.server
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
-from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
 from vllm_omni.entrypoints.openai.app import include_first
 from vllm_omni.entrypoints.openai.error_handlers import field_named_in, install_error_handlers
-from vllm_omni.entrypoints.openai.media import CONNECTOR_NAME, OmniMediaConnector
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
-from vllm_omni.entrypoints.openai.public_http import is_public
 from vllm_omni.entrypoints.openai.spoken import SpokenTexts
 from vllm_omni.errors import OmniClientError, OmniGenerateError, StageUnavailableError
-from vllm_omni.testing import media
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -112,55 +105,26 @@ def test_spoken_texts_expire_and_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "public"),
+    ("message", "says"),
     [
-        ("8.8.8.8", True),
-        ("2606:4700::1111", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("192.168.0.1", False),
-        ("169.254.169.254", False),
-        ("0.0.0.0", False),
-        ("::1", False),
-        ("fe80::1%eth0", False),
-        ("::ffff:127.0.0.1", False),
-        ("224.0.0.1", False),
+        ("Input length (9) exceeds model's maximum context length (8).", "Input length"),
+        ("Video doesn't have audio track with `audio_in_video=True`", "audio track"),
+        (
+            "Failed to apply Processor on data={'audio': [array([0.])]}",
+            "cannot take",
+        ),
     ],
 )
-def test_is_public(host: str, public: bool) -> None:
-    assert is_public(host) == public
+def test_refusals_of_media_name_the_messages_and_show_no_data(message: str, says: str) -> None:
+    app = FastAPI()
+    install_error_handlers(app)
 
+    @app.get("/")
+    def fail() -> None:
+        raise ValueError(message)
 
-@pytest.fixture
-def web() -> Iterator[str]:
-    """A server on this host with one picture, and a redirect to it."""
-    png = media.encode_image(media.image(16, 16))
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(302 if self.path == "/moved" else 200)
-            self.send_header("Location", "/x.png")
-            self.send_header("Content-Length", str(len(png)))
-            self.end_headers()
-            self.wfile.write(png)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://localhost:{server.server_port}"
-        server.shutdown()
-
-
-async def test_private_hosts_need_to_be_allowed(web: str) -> None:
-    async def size(path: str, **kwargs: Any) -> tuple[int, int]:
-        connector = MEDIA_CONNECTOR_REGISTRY.load(CONNECTOR_NAME, **kwargs)
-        assert isinstance(connector, OmniMediaConnector)
-        return (await connector.fetch_image_async(web + path)).media.size
-
-    for path in ("/x.png", "/moved"):
-        with pytest.raises(OmniClientError, match="Cannot fetch the image") as caught:
-            await size(path)
-        assert caught.value.status_code == 422
-        assert await size(path, allowed_media_domains=["localhost"]) == (16, 16)
+    reply = TestClient(app).get("/")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "messages")
+    assert says in error["message"]
+    assert "array(" not in error["message"]

@@ -135,6 +135,12 @@ def test_silence_is_a_bomb(function: Callable) -> None:
         assert "seconds" in refused(function, data)
 
 
+@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.5, 1.0])
+def test_short_vorbis_is_short(seconds: float) -> None:
+    data = media.encode_audio(media.sound(seconds, 24_000), 24_000, "ogg")
+    assert check_audio(data).seconds == pytest.approx(seconds, abs=0.05)
+
+
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 36_000 * 48_000, 0])
 def test_wav_of_unknown_or_wrong_size_is_as_long_as_it_is(size: int) -> None:
     data = WAV[:40] + struct.pack("<I", size) + WAV[44:]
@@ -257,6 +263,7 @@ def test_video_limits(function: Callable) -> None:
         (MediaLimits(max_video_pixels=64 * 48 - 1), "3072 pixels per frame"),
         (MediaLimits(max_video_frames=9), "10 frames"),
         (MediaLimits(max_video_seconds=2.4), "2.5 seconds"),
+        (MediaLimits(max_video_total_pixels=64 * 48 * 10 - 1), "30720 pixels in all"),
         (MediaLimits(max_audio_rate=8000), "16000 samples per second"),
         (MediaLimits(max_audio_seconds=2), "seconds"),
     ):

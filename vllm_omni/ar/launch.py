@@ -21,6 +21,7 @@ from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.host import HostedCore
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
+from vllm_omni.config.weights import safe_load_format
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
@@ -58,7 +59,7 @@ def engine_config(
     hf_overrides: Callable[[Any], Any] | None = None,
 ) -> VllmConfig:
     """vLLM's config of a stage: the deployment's engine arguments plus our seams."""
-    args = dict(engine_args)
+    args = {**engine_args, "load_format": safe_load_format(engine_args)}
     args["additional_config"] = {
         **args.get("additional_config", {}),
         **stage.to_additional_config(),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.logger import init_logger
 
@@ -20,6 +21,7 @@ from vllm_omni.ar.launch import (
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.config.plan import ConnectorSpec, DeploymentPlan, StagePlan
+from vllm_omni.config.secrets import redacted
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
@@ -134,7 +136,7 @@ def _start_all(
                 replica_id,
                 stage.num_replicas,
                 ",".join(stage.devices[replica_id]),
-                ", ".join(f"{key}={value}" for key, value in sorted(stage.engine_args.items())),
+                _written(stage.engine_args),
             )
             check()
             starting = launch.begin()
@@ -170,6 +172,11 @@ def _within(seconds: float, check: Check) -> Check:
             )
 
     return both
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    """For the log."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(redacted(settings).items()))
 
 
 @contextmanager

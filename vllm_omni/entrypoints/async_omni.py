@@ -30,6 +30,7 @@ from vllm_omni.engine.messages import (
 from vllm_omni.entrypoints.admission import Admission
 from vllm_omni.entrypoints.output_stream import OutputStream
 from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.entrypoints.sounds import has_sounds, with_sounds_as_heard
 from vllm_omni.errors import (
     DeadlineExceededError,
     OmniClientError,
@@ -174,6 +175,8 @@ class AsyncOmni(EngineClient):
                 param="request_id",
             )
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
+        if has_sounds(prompt):
+            prompt = await asyncio.to_thread(with_sounds_as_heard, prompt)
         submit = self._requests.make(
             prompt,
             f"{request_id}-{next(self._serial)}",

@@ -102,6 +102,7 @@ def _config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
         port=args.port,
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
+        server_header=False,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         # From when the port is closed: the requests that are waited for, then their last words.
         timeout_graceful_shutdown=args.shutdown_timeout + int(ANSWER_S),

@@ -21,6 +21,7 @@ from vllm_omni.config.build import build_plan
 from vllm_omni.engine.launcher import launch_pipeline
 from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
 from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.entrypoints.sounds import with_sounds_as_heard
 from vllm_omni.errors import OmniClientError
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -140,7 +141,14 @@ class Omni:
         submits = [
             _at_the_end(
                 self._requests.make(
-                    prompt, request_id, entry, by_stage, modalities, voice, time.monotonic(), {}
+                    with_sounds_as_heard(prompt),
+                    request_id,
+                    entry,
+                    by_stage,
+                    modalities,
+                    voice,
+                    time.monotonic(),
+                    {},
                 )
             )
             for request_id, prompt in zip(ids, batch, strict=True)

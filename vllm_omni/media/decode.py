@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,6 +51,7 @@ _IMAGE_ERRORS = (
     Image.DecompressionBombWarning,
 )
 _Stream = TypeVar("_Stream", AudioStream, VideoStream)
+_NEGATIVE = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -204,14 +206,18 @@ def check_video(
         seconds = _claimed_seconds(container, stream)
         _check_seconds("video", seconds, limits.max_video_seconds, param)
         frames, sound, length = 0, 0.0, 0.0
+        pixels = stream.codec_context.width * stream.codec_context.height
         for packet in container.demux([stream] if audio is None else [stream, audio]):
             if packet.stream is stream:
-                frames += packet.size > 0
+                frames += packet.size > 0 and not packet.is_discard
                 length += _packet_seconds(packet, stream)
             elif audio is not None:
                 sound += _packet_seconds(packet, audio)
             if frames > limits.max_video_frames:
                 raise too_much("video", "frames", frames, limits.max_video_frames, param)
+            if frames * pixels > limits.max_video_total_pixels:
+                limit = limits.max_video_total_pixels
+                raise too_much("video", "pixels in all", frames * pixels, limit, param)
             _check_seconds("video", length, limits.max_video_seconds, param)
             _check_seconds("video's sound", sound, limits.max_audio_seconds, param)
         if not frames:
@@ -245,25 +251,64 @@ def decode_video(
     info = check_video(data, limits, param=param)
     count = info.frames if max_frames is None else min(max_frames, info.frames)
     wanted = set(np.linspace(0, info.frames - 1, count).round().astype(int).tolist())
-    pixels = info.width * info.height
-    _check_memory("video", len(wanted) * pixels * 3, limits, param)
-    kept: list[np.ndarray] = []
+    frames, _ = decode_frames(data, info, wanted, limits, param=param)
+    fps = info.fps * len(wanted) / info.frames
+    if not info.has_audio:
+        return Video(frames, fps)
+    audio, rate = decode_audio(data, limits, param=param)
+    return Video(frames, fps, audio, rate)
+
+
+def decode_frames(
+    data: bytes,
+    info: VideoInfo,
+    wanted: Collection[int],
+    limits: MediaLimits = DEFAULT_LIMITS,
+    *,
+    param: str = "video",
+) -> tuple[np.ndarray, list[int]]:
+    """Some frames of a video, upright.
+
+    Args:
+        data: The file.
+        info: What `check_video` says about it.
+        wanted: Their numbers. Those that are broken or do not exist are left out.
+        limits: Bounds on it.
+        param: The request field that it came in.
+
+    Returns:
+        uint8 ``[T, height, width, 3]``, RGB, and the numbers of the T frames.
+
+    Raises:
+        OmniClientError: They pass a limit, or there are none.
+    """
+    _check_memory("video", len(wanted) * info.width * info.height * 3, limits, param)
+    kept: dict[int, np.ndarray] = {}
+    last = max(wanted, default=-1)
     with opened(data, "video", limits, param) as container:
         stream = _video_stream(container, limits, param)
         stream.codec_context.options = {"max_pixels": str(limits.max_video_pixels)}
         stream.thread_type = "AUTO"
-        for index, frame in enumerate(container.decode(stream)):
+        for index, frame in enumerate(_whole_frames(container, stream)):
             if (frame.width, frame.height) != (info.width, info.height):
                 raise unreadable("video", param, "its frames change their size")
             if index in wanted:
-                kept.append(frame.to_ndarray(format="rgb24"))
-    if not kept:
-        raise unreadable("video", param, "it holds no frames")
-    fps = info.fps * len(wanted) / info.frames
-    if not info.has_audio:
-        return Video(np.stack(kept), fps)
-    audio, rate = decode_audio(data, limits, param=param)
-    return Video(np.stack(kept), fps, audio, rate)
+                kept[index] = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+            if index >= last:
+                break
+    if len({pixels.shape for pixels in kept.values()}) != 1:
+        raise unreadable("video", param, "it holds no frames" if not kept else "it turns")
+    return np.stack(list(kept.values())), list(kept)
+
+
+def _whole_frames(container: InputContainer, stream: VideoStream) -> Iterator[av.VideoFrame]:
+    """The frames, without those that are broken."""
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError:
+            continue
+        yield from frames
 
 
 def _open_image(data: bytes, limits: MediaLimits, param: str) -> Image.Image:
@@ -331,7 +376,8 @@ def _claimed_seconds(container: InputContainer, stream: AudioStream | VideoStrea
 
 
 def _packet_seconds(packet: av.Packet, stream: AudioStream | VideoStream) -> float:
-    if not packet.duration or not packet.time_base:
+    # FFmpeg gives the end of a short Vorbis file a negative duration, as an unsigned number.
+    if not packet.duration or not packet.time_base or packet.duration >= _NEGATIVE:
         return 0.0
     return max(0.0, float(packet.duration * packet.time_base))
 

@@ -20,6 +20,8 @@ class MediaLimits:
         max_video_seconds: Length of a video.
         max_video_frames: Frames of a video.
         max_video_pixels: Width times height of a video.
+        max_video_total_pixels: That, times its frames: what decoding it costs.
+        max_frame_list: Pictures of a video that is sent as a list of pictures.
         max_decoded_bytes: What one medium takes in memory when decoded here.
     """
 
@@ -31,6 +33,8 @@ class MediaLimits:
     max_video_seconds: float = 1800.0
     max_video_frames: int = 108_000
     max_video_pixels: int = 4096 * 2304
+    max_video_total_pixels: int = 10**11
+    max_frame_list: int = 4096
     max_decoded_bytes: int = 2 << 30
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import soxr
 
 
-def resample(samples: np.ndarray, from_rate: int, to_rate: int) -> np.ndarray:
+def resample(samples: np.ndarray, from_rate: float, to_rate: float) -> np.ndarray:
     """The same sound at another rate: floating point ``[n]`` or ``[n, channels]``, any length.
 
     The result has about ``n * to_rate / from_rate`` samples. Equal rates return the input.

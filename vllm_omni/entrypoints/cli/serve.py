@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import ipaddress
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from vllm_omni.entrypoints.cli.types import EXIT_START, fail
 from vllm_omni.entrypoints.http_server import ServerDiedError, serve_http
 from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.media import use_omni_media_connector
+from vllm_omni.entrypoints.openai.media_budget import DEFAULT_MAX_MEDIA
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
@@ -77,16 +79,41 @@ class OmniServeSubcommand(ServeSubcommand):
         parser.description = "Serve a multi-stage, multi-modal pipeline over HTTP."
         parser.epilog = "Sections: vllm serve --omni --help=all, =listgroup, =GROUP, or =FLAG."
         add_omni_args(parser)
-        group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
-        group.add_argument(
-            "--max-body-bytes",
-            type=int,
-            default=DEFAULT_MAX_BODY_BYTES,
-            help="Largest request body; a larger one is answered with "
-            f"{int(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)}.",
-        )
+        _add_frontend_flags(parser)
         self._parser = parser
         return parser
+
+
+def _add_frontend_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
+    group.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=DEFAULT_MAX_BODY_BYTES,
+        help="Largest request body; a larger one is answered with "
+        f"{int(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)}.",
+    )
+    group.add_argument(
+        "--max-media-per-request",
+        type=int,
+        default=DEFAULT_MAX_MEDIA,
+        metavar="COUNT",
+        help="Most images, sounds and videos of one request together.",
+    )
+    group.add_argument(
+        "--allowed-media-networks",
+        type=ipaddress.ip_network,
+        nargs="+",
+        default=[],
+        metavar="CIDR",
+        help="Networks that media URLs may lead to although they are not public: 10.1.0.0/16. "
+        "Hosts of --allowed-media-domains may have private addresses anyway.",
+    )
+    group.add_argument(
+        "--open-metrics",
+        action="store_true",
+        help="/metrics needs no API key, as /health never does.",
+    )
 
 
 def run_server(
@@ -107,7 +134,7 @@ def run_server(
     try:
         decorate_logs("APIServer", skip_if_decorated=True)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        use_omni_media_connector()
+        use_omni_media_connector(args.allowed_media_networks)
         with contextlib.closing(_bind(args)) as sock:
             engine = _started(plan, start_engine, signals)
             signals.check()

@@ -23,13 +23,26 @@ from vllm.logger import init_logger
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tasks import SupportedTask
 
+from vllm_omni.entrypoints.admission import Admission
 from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.access import (
+    HEALTH,
+    METRICS,
+    ApiKeyMiddleware,
+    WebSocketOriginMiddleware,
+)
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
+from vllm_omni.entrypoints.openai.headers import ResponseHeadersMiddleware
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
+from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
 from vllm_omni.entrypoints.openai.routes import chat
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
+from vllm_omni.entrypoints.openai.serving_speech_to_text import (
+    OmniServingTranscription,
+    OmniServingTranslation,
+)
 
 logger = init_logger(__name__)
 
@@ -50,15 +63,30 @@ async def build_omni_app(
     app.middleware_stack = None  # built in build_app already; Starlette builds it anew when started
     include_first(app, omni_routers(tasks))
     install_error_handlers(app)
-    # Behind vLLM's own middleware, hence behind authentication.
-    keyed = any(args.api_key or [envs.VLLM_API_KEY])
-    door = Middleware(AdmissionMiddleware, admission=engine_client.admission, keyed=keyed)
-    app.user_middleware += [door, Middleware(LargeBodyMiddleware)]
-    app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
+    add_middleware(app, args, engine_client.admission)
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)
+    if "transcription" in tasks:
+        init_speech_to_text_state(engine_client, app.state, args)
     return app
+
+
+def add_middleware(app: FastAPI, args: Namespace, admission: Admission) -> None:
+    """Add ours around vLLM's and the user's; the last one added meets a request first.
+
+    The door and what follows it come behind all of these: who is not let in does not wait.
+    """
+    keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+    door = Middleware(AdmissionMiddleware, admission=admission, keyed=bool(keys))
+    app.user_middleware += [door, Middleware(LargeBodyMiddleware)]
+    app.add_middleware(MediaBudgetMiddleware, max_media=args.max_media_per_request)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
+    app.add_middleware(WebSocketOriginMiddleware, allowed_origins=args.allowed_origins)
+    if keys:
+        open_paths = [HEALTH, *((METRICS, f"{METRICS}/") if args.open_metrics else ())]
+        app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
+    app.add_middleware(ResponseHeadersMiddleware)
 
 
 def omni_routers(tasks: tuple[SupportedTask, ...]) -> list[APIRouter]:
@@ -91,14 +119,13 @@ def init_chat_state(
     engine_client: AsyncOmni, state: State, args: Namespace, entry_sampling: Mapping[str, Any]
 ) -> None:
     """Make the chat handler from what `init_app_state` made."""
-    request_logger = RequestLogger(max_log_len=args.max_log_len)
     state.omni_serving_chat = OmniServingChat(
         engine_client,
         state.openai_serving_models,
         args.response_role,
         entry_sampling=entry_sampling,
         online_renderer=state.online_renderer,
-        request_logger=request_logger if args.enable_log_requests else None,
+        request_logger=_request_logger(args),
         chat_template=load_chat_template(args.chat_template),
         chat_template_content_format=args.chat_template_content_format,
         default_chat_template_kwargs=resolve_default_chat_template_kwargs(args),
@@ -115,3 +142,20 @@ def init_chat_state(
         enable_log_deltas=args.enable_log_deltas,
         enable_per_request_metrics=args.enable_per_request_metrics,
     )
+
+
+def init_speech_to_text_state(engine_client: AsyncOmni, state: State, args: Namespace) -> None:
+    """Put our handlers where vLLM's routes look for theirs."""
+    options = {
+        "request_logger": _request_logger(args),
+        "enable_force_include_usage": args.enable_force_include_usage,
+    }
+    models = state.openai_serving_models
+    for theirs in (state.openai_serving_transcription, state.openai_serving_translation):
+        theirs.shutdown()
+    state.openai_serving_transcription = OmniServingTranscription(engine_client, models, **options)
+    state.openai_serving_translation = OmniServingTranslation(engine_client, models, **options)
+
+
+def _request_logger(args: Namespace) -> RequestLogger | None:
+    return RequestLogger(max_log_len=args.max_log_len) if args.enable_log_requests else None

@@ -22,6 +22,7 @@ from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMValidationError
 from vllm.logger import init_logger
 
+from vllm_omni.entrypoints.openai.headers import add_headers, name_request
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
 from vllm_omni.errors import OmniClientError, OmniError, http_status
 
@@ -31,6 +32,9 @@ _MAX_ERRORS = 5
 _MAX_MESSAGE = 2000
 _FIELD_FIRST = re.compile(r"^[`'\"]?(\w+)[`'\"]? (?:must|cannot|contains|should|is not) ")
 _WORD = re.compile(r"\w+")
+_PROCESSOR_FAILED = re.compile(r"Failed to apply \w+ on data=")
+_ABOUT_MESSAGES = ("Input length (", "Video doesn't have audio track")
+_MAX_REASON = 300
 # A body whose JSON vLLM reads lazily: parts of a message are validated while the prompt is built.
 _LAZY_FIELD = "messages"
 
@@ -58,7 +62,7 @@ def omni_error_body(error: OmniError) -> dict[str, Any]:
     error_type = HTTPStatus(status).phrase.replace(" ", "") + "Error"
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         error_type = "InternalServerError"
-    return error_body(str(error), status, error_type)
+    return error_body(sanitize_message(str(error)), status, error_type)
 
 
 def field_named_in(message: str) -> str | None:
@@ -178,16 +182,23 @@ def _with_param(error: Exception) -> JSONResponse:
     if isinstance(error, VLLMValidationError) and error.args:
         message = sanitize_message(str(error.args[0]))  # without the parameter and value again
     param = found.param or field_named_in(message)
+    if _PROCESSOR_FAILED.match(message):  # what follows is the client's data
+        reason = sanitize_message(str(error.__cause__ or "it cannot be processed"))
+        message = f"The model cannot take the media in `messages`: {reason[:_MAX_REASON]}"
+        param = _LAZY_FIELD
+    elif param is None and message.startswith(_ABOUT_MESSAGES):
+        param = _LAZY_FIELD
     return JSONResponse(error_body(message, found.code, found.type, param), found.code)
 
 
 async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
     if create_error_response(error).error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return _with_param(error)  # a template error, by vLLM's classification
-    metadata = request.state._state.get("request_metadata")
-    request_id = metadata.request_id if metadata else request.headers.get("x-request-id", "-")
+    request_id = name_request(request.scope)
     message = f"Internal server error (request {request_id}). The server's log has the details."
     # The server closes the connection after this error; say so, or the client would reuse it.
-    return JSONResponse(
+    reply = JSONResponse(
         error_body(message, 500, "InternalServerError"), 500, headers={"Connection": "close"}
     )
+    add_headers(reply.headers, request_id)  # this answer bypasses every middleware
+    return reply

@@ -111,7 +111,7 @@ class OmniServingChat(OpenAIServingChat):
             return await OpenAIServingChat._create_chat_completion(handler, request, raw_request)
         except VLLMValidationError as error:
             if error.parameter in _PROMPT_PARAMS:
-                raise OmniClientError(str(error), param="messages") from error
+                raise OmniClientError(str(error.args[0]), param="messages") from error
             if refusal := template_refusal(error, request.chat_template_kwargs):
                 raise refusal from error
             raise
