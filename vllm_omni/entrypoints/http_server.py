@@ -105,6 +105,8 @@ def _config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         # From when the port is closed: the requests that are waited for, then their last words.
         timeout_graceful_shutdown=args.shutdown_timeout + int(ANSWER_S),
+        # Up to here a client is told what is wrong; past it the connection just closes (1009).
+        ws_max_size=2 * args.realtime_max_frame_bytes,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,

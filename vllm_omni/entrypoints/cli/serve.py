@@ -24,6 +24,7 @@ from vllm_omni.entrypoints.http_server import ServerDiedError, serve_http
 from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.media import use_omni_media_connector
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
+from vllm_omni.entrypoints.openai.realtime.limits import add_realtime_args
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
 
@@ -85,6 +86,7 @@ class OmniServeSubcommand(ServeSubcommand):
             help="Largest request body; a larger one is answered with "
             f"{int(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)}.",
         )
+        add_realtime_args(group)
         self._parser = parser
         return parser
 

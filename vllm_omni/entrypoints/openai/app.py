@@ -28,7 +28,9 @@ from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
-from vllm_omni.entrypoints.openai.routes import chat
+from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
+from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
+from vllm_omni.entrypoints.openai.routes import chat, realtime
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 
 logger = init_logger(__name__)
@@ -58,12 +60,15 @@ async def build_omni_app(
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)
+        app.state.omni_realtime = RealtimeSessions(
+            app.state.omni_serving_chat, RealtimeLimits.of(args)
+        )
     return app
 
 
 def omni_routers(tasks: tuple[SupportedTask, ...]) -> list[APIRouter]:
     """Our routers for what the pipeline can do."""
-    return [chat.router] if "generate" in tasks else []
+    return [chat.router, realtime.router] if "generate" in tasks else []
 
 
 def include_first(app: FastAPI, routers: list[APIRouter]) -> None:
