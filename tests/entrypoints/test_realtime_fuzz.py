@@ -67,7 +67,9 @@ _update = st.fixed_dictionaries(
 _valid = st.one_of(
     _update,
     st.just({"type": "session.update", "model": MODEL}),
-    st.fixed_dictionaries({"type": st.just("input_audio_buffer.append"), "audio": _pcm | st.text(max_size=9) | _json}),
+    st.fixed_dictionaries(
+        {"type": st.just("input_audio_buffer.append"), "audio": _pcm | st.text(max_size=9) | _json}
+    ),
     st.just({"type": "input_audio_buffer.commit"}),
     st.just({"type": "input_audio_buffer.clear"}),
     st.fixed_dictionaries({"type": st.just("conversation.item.create"), "item": _item}),

@@ -27,6 +27,7 @@ from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
 from vllm_omni.entrypoints.openai.realtime.limits import add_realtime_args
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
+from vllm_omni.logs import log_as_vllm
 
 logger = init_logger(__name__)
 
@@ -152,7 +153,9 @@ def _bound_connections(sock: socket.socket, patience_s: float) -> None:
 
 def _started(plan: DeploymentPlan, start_engine: StartEngine, signals: StopSignals) -> AsyncOmni:
     try:
-        return start_engine(plan, signals.check)
+        engine = start_engine(plan, signals.check)
+        log_as_vllm()  # an engine may have configured vLLM's log anew
+        return engine
     except OmniConfigError:
         raise
     except (OmniError, RuntimeError, ValueError, OSError) as error:

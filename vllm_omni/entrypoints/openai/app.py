@@ -27,7 +27,7 @@ from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
-from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
+from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
 from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
 from vllm_omni.entrypoints.openai.routes import chat, realtime
@@ -57,6 +57,7 @@ async def build_omni_app(
     door = Middleware(AdmissionMiddleware, admission=engine_client.admission, keyed=keyed)
     app.user_middleware += [door, Middleware(LargeBodyMiddleware)]
     app.add_middleware(BodyLimitMiddleware, max_bytes=args.max_body_bytes)
+    app.add_middleware(RequestIdMiddleware)  # the last one added is the first to see a request
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)

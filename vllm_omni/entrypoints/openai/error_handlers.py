@@ -22,6 +22,7 @@ from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMValidationError
 from vllm.logger import init_logger
 
+from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
 from vllm_omni.errors import OmniClientError, OmniError, http_status
 
@@ -185,9 +186,12 @@ async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
     if create_error_response(error).error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return _with_param(error)  # a template error, by vLLM's classification
     metadata = request.state._state.get("request_metadata")
-    request_id = metadata.request_id if metadata else request.headers.get("x-request-id", "-")
+    given = request.headers.get(REQUEST_ID_HEADER, "-")
+    request_id = metadata.request_id if metadata else given
     message = f"Internal server error (request {request_id}). The server's log has the details."
     # The server closes the connection after this error; say so, or the client would reuse it.
     return JSONResponse(
-        error_body(message, 500, "InternalServerError"), 500, headers={"Connection": "close"}
+        error_body(message, 500, "InternalServerError"),
+        500,
+        headers={"Connection": "close", REQUEST_ID_HEADER: given},
     )

@@ -36,6 +36,7 @@ from vllm_omni.entrypoints.openai.realtime.conversation import (
 )
 from vllm_omni.entrypoints.openai.realtime.settings import Settings
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
+from vllm_omni.logs import current_request_id
 
 logger = init_logger(__name__)
 
@@ -73,7 +74,9 @@ class Response:
     ) -> AsyncGenerator[RealtimeServerEvent, None]:
         """Run it; all events but the first and those of the end."""
         try:
-            request = self._settings.chat_request(model, messages, self.id)
+            # The id of the WebSocket's request comes first, so that its lines are found by it.
+            request_id = "-".join(filter(None, (current_request_id(), self.id)))
+            request = self._settings.chat_request(model, messages, request_id)
             chat = await handler.create_chat_completion(request)
         except Exception as error:  # whatever it is, the response fails and the session goes on
             self._fail(handler.create_error_response(error), error)

@@ -7,6 +7,7 @@ from vllm_omni.entrypoints.openai.realtime.errors import Code, SessionEnd
 from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
 from vllm_omni.entrypoints.openai.realtime.session import TRY_LATER, RealtimeSession
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
+from vllm_omni.metrics.live import Reading, live_gauges
 
 
 class RealtimeSessions:
@@ -21,6 +22,11 @@ class RealtimeSessions:
         self._handler = handler
         self._limits = limits
         self._live = 0
+        live_gauges().watch(self)
+
+    def gauges(self) -> Reading:
+        """See `Watched`."""
+        return {("realtime_sessions", ()): self._live}
 
     async def serve(self, websocket: WebSocket) -> None:
         """Run a session to its end, or turn it away."""
