@@ -26,9 +26,9 @@ from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
 from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
-from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.sampling import route_defaults
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config

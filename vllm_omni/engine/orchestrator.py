@@ -13,19 +13,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import janus
 import msgspec
-from transformers import PretrainedConfig
 from vllm.exceptions import VLLMClientError
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.pipeline import EdgeContext, EdgeState, Pipeline
-from vllm_omni.config.plan import Reliability
+from vllm_omni.config.pipeline import EdgeContext, EdgeState
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine import failures
 from vllm_omni.engine.attempts import Attempts
@@ -46,6 +43,7 @@ from vllm_omni.engine.observer import Observer
 from vllm_omni.engine.recovery import Recovery, watch_for_hang
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.errors import (
     OmniClientError,
     StageUnavailableError,
@@ -58,31 +56,6 @@ from vllm_omni.replica import StageReplica
 logger = init_logger(__name__)
 
 HEALTH_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """The pipeline as it is deployed.
-
-    Attributes:
-        pipeline: Stages and edges.
-        model: Folder or hub name of the checkpoint.
-        config: The checkpoint's Hugging Face config.
-        streaming: `async_chunk`.
-        edge_extra: The connector's `extra` of each edge, by (source, target).
-        reliability: What is done about replicas that die.
-        log_requests: Log when a request enters and leaves a stage.
-        tracing: Make spans.
-    """
-
-    pipeline: Pipeline
-    model: str
-    config: PretrainedConfig
-    streaming: bool
-    edge_extra: dict[tuple[str, str], dict[str, Any]]
-    reliability: Reliability = field(default_factory=Reliability)
-    log_requests: bool = False
-    tracing: bool = False
 
 
 class Orchestrator:
