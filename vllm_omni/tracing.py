@@ -13,39 +13,49 @@ The context travels as W3C headers with a request's first message to a stage. Sp
 request enters and leaves a stage, never per token.
 """
 
+import threading
 import time
 from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from vllm.tracing import init_tracer
+from vllm.tracing.otel import get_span_exporter
 
 SCOPE = "vllm_omni"
-FLUSH_MS = 2_000
-"""What the last spans of an ending process may take."""
+FLUSH_S = 2.0
+"""What the last spans of an ending process may take to be sent."""
 _propagator = TraceContextTextMapPropagator()
 
 
 def start_tracing(endpoint: str, process: str) -> None:
     """Export this process's spans from now on.
 
-    Call it after the last fork: exporters have threads.
+    Not vLLM's `init_tracer`: at exit that waits as long as it takes to reach the collector.
 
     Args:
         endpoint: Where to; gRPC unless `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is `http/protobuf`.
         process: Name of the process, for the spans' resource.
     """
-    init_tracer(SCOPE, endpoint, {"vllm.process_name": process})
+    provider = TracerProvider(
+        resource=Resource.create({"vllm.process_name": process}), shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(get_span_exporter(endpoint)))
+    trace.set_tracer_provider(provider)
 
 
 def flush_tracing() -> None:
-    """Send what has not been sent; for processes that end without `atexit`."""
+    """Send what has not been sent, before the process ends; waits `FLUSH_S` at most."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
-        provider.force_flush(FLUSH_MS)
+        # In a thread: the batch processor does not keep to a timeout.
+        flush = threading.Thread(target=provider.force_flush, name="flush-traces", daemon=True)
+        flush.start()
+        flush.join(FLUSH_S)
 
 
 def start_span(

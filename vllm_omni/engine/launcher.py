@@ -35,7 +35,7 @@ from vllm_omni.models.hf_overrides import talker_config
 from vllm_omni.platforms import device_environment
 from vllm_omni.replica import StageReplica
 from vllm_omni.start_report import Check, describe, no_check
-from vllm_omni.tracing import start_tracing
+from vllm_omni.tracing import flush_tracing, start_tracing
 
 logger = init_logger(__name__)
 
@@ -65,6 +65,8 @@ class LaunchedPipeline:
         """Stop everything and leave nothing behind. Idempotent."""
         self.engine.shutdown(timeout)
         self.entry_llm.close()
+        if self.plan.traces_endpoint is not None:
+            flush_tracing()
         sweep(self.deployment_id)
 
 
