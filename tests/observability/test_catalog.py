@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conventions.sources import ROOT
 from vllm_omni.metrics.catalog import CATALOG, PREFIX
+from vllm_omni.metrics.overload import OverloadMetrics
 from vllm_omni.metrics.pipeline import PipelineMetrics
 from vllm_omni.metrics.vllm_families import stage_metric
 
@@ -62,14 +63,19 @@ def test_what_others_report_is_counted() -> None:
     metrics.evicted("talker")
     metrics.respawned("talker")
     metrics.retried("talker")
-    metrics.rejected("queue_full")
-    metrics.loop_lag(0.2)
-    metrics.loop_lag(-0.1, "orchestrator")  # a clock's rounding
+    metrics.loop_lag(-0.1)  # a clock's rounding
+    door = OverloadMetrics()
+    door.rejected("queue_full")
+    door.loop_lag(0.2)
+    door.waiting(3, 2)
 
     for name in ("replica_evictions", "replica_respawns", "request_retries"):
         assert value(f"{name}_total", stage="talker") >= 1
     assert value("requests_rejected_total", reason="queue_full") >= 1
     assert value("event_loop_lag_s_sum", loop="api") >= 0.2
+    assert value("event_loop_lag_max_s") >= 0.2
+    assert value("num_requests_waiting") >= 3
+    assert value("num_clients_waiting") >= 2
     assert value("event_loop_lag_s_sum", loop="orchestrator") == late
 
 

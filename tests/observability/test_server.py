@@ -183,12 +183,12 @@ def test_requests_that_run_are_counted(server: LiveServer) -> None:
         running = [pool.submit(server.chat, body) for _ in range(8)]
         while not all(each.done() for each in running):
             found = samples(server)
-            for name in ("num_requests_running", "num_requests_waiting", "stage_queue_depth"):
+            for name in ("num_requests_running", "stage_waiting_requests", "stage_queue_depth"):
                 peak = value(found, f"vllm_omni:{name}")
                 peaks[name] = max(peak, peaks.get(name, 0))
     assert all(each.result().is_success for each in running)
     assert peaks["num_requests_running"] > 4  # more than one stage has room for
-    assert peaks["num_requests_waiting"] > 0
+    assert peaks["stage_waiting_requests"] > 0
     assert peaks["stage_queue_depth"] > 4
     assert value(samples(server), "vllm_omni:num_requests_running") == 0
 

@@ -144,18 +144,14 @@ class Observer:
         states = list(self._states.values())
         read: Counter[tuple[str, tuple[str, ...]]] = Counter()
         read["num_requests_running", ()] = len(states)
-        read["num_requests_waiting", ()] = 0
         for name, pool in self._pools.items():
             read["stage_waiting_requests", (name,)] = 0
             read["stage_live_replicas", (name,)] = pool.live_num_replicas
             for replica_id, load in pool.loads.items():
                 read["stage_queue_depth", (name, str(replica_id))] = load
         for state in states:
-            times = list(state.times.items())
-            silent = [stage for stage, t in times if t.first_output is None]
-            read["num_requests_waiting", ()] += len(silent) == len(times)
-            for stage in silent:
-                read["stage_waiting_requests", (stage,)] += 1
+            for stage, times in list(state.times.items()):
+                read["stage_waiting_requests", (stage,)] += times.first_output is None
         return read
 
     # Details.
@@ -194,11 +190,7 @@ class Observer:
         times = state.times.get(self._entry)
         if times is None:
             return
-        queue = state.seen.queues.get(self._entry)
-        wait = None
-        if queue is not None:
-            wait = times.submitted - state.arrival + queue[1] - queue[0]
-        self._metrics.tokens(state.seen.prompt_tokens, times.tokens, wait)
+        self._metrics.tokens(state.seen.prompt_tokens, times.tokens)
 
     def _close(self, state: RequestState, completed: bool) -> None:
         seen = state.seen

@@ -458,7 +458,7 @@ class Orchestrator:
         while True:
             began = time.monotonic()
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            self._metrics.loop_lag(time.monotonic() - began - HEALTH_INTERVAL_S, "orchestrator")
+            self._metrics.loop_lag(time.monotonic() - began - HEALTH_INTERVAL_S)
             for name, pool in self._pools.items():
                 for replica_id in pool.live_replica_ids:
                     replica = pool.replica(replica_id)

@@ -37,7 +37,6 @@ from vllm_omni.errors import (
     OmniGenerateError,
     StageUnavailableError,
 )
-from vllm_omni.metrics.pipeline import PipelineMetrics
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 from vllm_omni.start_report import no_check
 
@@ -72,7 +71,6 @@ class AsyncOmni(EngineClient):
         self.admission = Admission(sum(pool.capacity for pool in self._engine.pools), limits)
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
         self._dispatcher: asyncio.Task[None] | None = None
-        self._lag_watch: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
         self._draining = False
         self._clearing: set[asyncio.Future[None]] = set()
@@ -245,7 +243,6 @@ class AsyncOmni(EngineClient):
     def _start_dispatcher(self) -> None:
         if self._dispatcher is None:
             self._dispatcher = asyncio.create_task(self._dispatch(), name="omni-dispatcher")
-            self._lag_watch = asyncio.create_task(PipelineMetrics().watch_loop("api"))
 
     async def _dispatch(self) -> None:
         """Give each message to the request it belongs to (A-46, B-11)."""
@@ -357,8 +354,6 @@ class AsyncOmni(EngineClient):
     def _end_dispatcher(self, dispatcher: asyncio.Task[None]) -> None:
         """Nothing comes any more: let everything that waits fail."""
         dispatcher.cancel()
-        if self._lag_watch is not None:
-            self._lag_watch.cancel()
         self._die(ErrorMessage(error="the server is shut down", fatal=True))
 
     # Administration: every replica of every stage (or of the entry stage) that supports it.

@@ -9,6 +9,8 @@ from prometheus_client import Counter, Histogram
 PREFIX = "vllm_omni:"
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 SHORT_SECONDS = (0.00001, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+WAITS = (0.01, *SECONDS)
+LAGS = (0.001, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.35, 0.5, 1, 2.5)
 RATIO = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 4, 8)
 BYTES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
 EDGE = ("from_stage", "from_replica", "to_stage", "to_replica")
@@ -35,7 +37,8 @@ CATALOG: dict[str, Metric] = {
     for metric in (
         # Requests.
         Metric("gauge", "num_requests_running", "Requests in any stage"),
-        Metric("gauge", "num_requests_waiting", "Of these, requests without any output yet"),
+        Metric("gauge", "num_requests_waiting", "Requests that wait to be let in"),
+        Metric("gauge", "num_clients_waiting", "Clients whose requests wait"),
         Metric("histogram", "e2e_request_latency_s", "Arrival to last output"),
         Metric(
             "counter",
@@ -49,16 +52,12 @@ CATALOG: dict[str, Metric] = {
             "Requests that failed, by whose fault it is: `client` or `server`",
             ("reason",),
         ),
-        Metric("counter", "requests_rejected", "Requests refused before they began", ("reason",)),
+        Metric("counter", "requests_rejected", "Requests refused with 429", ("reason",)),
+        Metric("counter", "requests_deadline_exceeded", "Requests that took too long"),
+        Metric("counter", "requests_slow_client", "Requests given up for a slow client"),
         Metric("counter", "prompt_tokens", "Tokens of prompts, in the first stage"),
         Metric("counter", "generation_tokens", "Tokens made by the first stage"),
-        Metric(
-            "histogram",
-            "request_queue_wait_s",
-            "Arrival to the first stage's start of work",
-            (),
-            SHORT_SECONDS,
-        ),
+        Metric("histogram", "request_queue_wait_s", "Arrival to being let in", (), WAITS),
         # Stages.
         Metric(
             "histogram",
@@ -82,10 +81,11 @@ CATALOG: dict[str, Metric] = {
         Metric(
             "histogram",
             "event_loop_lag_s",
-            "How late a timer fires: `api` (HTTP) or `orchestrator`",
+            "How late a timer fires: `api` (HTTP, while requests run) or `orchestrator`",
             ("loop",),
-            SHORT_SECONDS,
+            LAGS,
         ),
+        Metric("gauge", "event_loop_lag_max_s", "The longest lag of `api` so far"),
         # Sound.
         Metric("histogram", "audio_ttfp_s", "Arrival to the first piece of sound"),
         Metric("histogram", "audio_duration_s", "Seconds of sound of a request"),

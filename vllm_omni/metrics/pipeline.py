@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the orchestrator and the servers report to Prometheus (REFERENCE.md 2.6)."""
 
-import asyncio
-import time
 from typing import NamedTuple
 
 from vllm_omni.metrics.catalog import counter, declare_all, histogram
 from vllm_omni.metrics.live import Watched, live_gauges
 from vllm_omni.metrics.sound import SoundMeter
 
-LAG_INTERVAL_S = 0.5
 CONTINUITY_S = 0.1
 """A longer silence is heard."""
 
@@ -46,20 +43,14 @@ class PipelineMetrics:
             if stage.in_queue_s is not None:
                 histogram("stage_in_queue_s").labels(stage.stage).observe(stage.in_queue_s)
 
-    def tokens(self, prompt: int, generated: int, queue_wait_s: float | None) -> None:
+    def tokens(self, prompt: int, generated: int) -> None:
         """What the entry stage has done for a request that ended."""
         counter("prompt_tokens").inc(prompt)
         counter("generation_tokens").inc(generated)
-        if queue_wait_s is not None:
-            histogram("request_queue_wait_s").observe(queue_wait_s)
 
     def failed(self, status_code: int | None) -> None:
         """A request failed; the client's fault if the status says so."""
         counter("requests_failed").labels("client" if status_code is not None else "server").inc()
-
-    def rejected(self, reason: str) -> None:
-        """A request was refused before it began."""
-        counter("requests_rejected").labels(reason).inc()
 
     # Replicas.
 
@@ -75,18 +66,11 @@ class PipelineMetrics:
         """A request is tried on another replica."""
         counter("request_retries").labels(stage).inc()
 
-    # Loops.
+    # The loop.
 
-    def loop_lag(self, seconds: float, loop: str = "api") -> None:
-        """A timer of an event loop fired that much too late."""
-        histogram("event_loop_lag_s").labels(loop).observe(max(0.0, seconds))
-
-    async def watch_loop(self, loop: str) -> None:
-        """Measure the lag of the running event loop for good."""
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(LAG_INTERVAL_S)
-            self.loop_lag(time.monotonic() - began - LAG_INTERVAL_S, loop)
+    def loop_lag(self, seconds: float) -> None:
+        """A timer of the orchestrator's event loop fired that much too late."""
+        histogram("event_loop_lag_s").labels("orchestrator").observe(max(0.0, seconds))
 
     # Sound and transfers.
 
