@@ -27,7 +27,7 @@ from servers import MODEL, Server, served
 CONCURRENCY = 16
 ROUNDS = 3
 GOAL_MS = 50
-BUCKET = re.compile(r'vllm_omni:event_loop_lag_s_bucket\{le="([^"]+)"\} (\S+)')
+BUCKET = re.compile(r'vllm_omni:event_loop_lag_s_bucket\{le="([^"]+)",loop="api"\} (\S+)')
 SPEECH = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True}
 
 

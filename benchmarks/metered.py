@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.messages import Submit
-from vllm_omni.engine.orchestrator import Orchestrator, Topology
+from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.outputs import StageOutput
 from vllm_omni.replica import StageReplica
 

@@ -111,7 +111,8 @@ class Server:
         """Requests in the thinker, by vLLM's metrics."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as reply:
             lines = reply.read().decode().splitlines()
-        running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+        name, stage = "vllm:num_requests_running{", 'stage="thinker"'
+        running = [line for line in lines if line.startswith(name) and stage in line]
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in running))
 
     def wait(self, timeout: float) -> int | None:

@@ -30,7 +30,7 @@ GROUPS = (
     Group("pipelines", ("tests/parity", "tests/ar", "tests/features")),
     Group("server", ("tests/entrypoints", "tests/dfx", "tests/engine")),
     Group("reliability", ("tests/dfx/reliability",)),
-    Group("checkpoints", ("tests/testing",)),
+    Group("checkpoints", ("tests/testing", "tests/observability")),
     Group("parts", ()),
     Group("models", ("tests/models",)),
 )

@@ -16,11 +16,15 @@ class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
         nbytes: Size of the serialized payload in bytes.
         inline: The serialized payload itself, when it was small enough to ride along. A handle
             with inline bytes owns nothing outside of itself.
+        put_at: When it was put, by `time.monotonic()`; for metrics.
+        put_s: Seconds that the put took.
     """
 
     key: str
     nbytes: int
     inline: bytes | None = None
+    put_at: float = 0.0
+    put_s: float = 0.0
 
 
 LOST = TensorHandle("", 0, b"")

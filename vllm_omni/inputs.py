@@ -92,12 +92,14 @@ class ProgramInput(msgspec.Struct, frozen=True, kw_only=True):
         spans: Tensors for the program, new since the last message.
         windows: Work that became possible with these tensors, in order.
         final: No message follows.
+        trace: W3C headers of the span that this belongs to; first message only.
     """
 
     options: dict[str, Any] = {}
     spans: list[RowSpan] = []
     windows: list[Window] = []
     final: bool = False
+    trace: dict[str, str] = {}
 
 
 StageInput = RowPrompt | RowInput | ProgramInput

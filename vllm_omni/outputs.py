@@ -66,6 +66,7 @@ class ProgramOutput(msgspec.Struct, frozen=True, kw_only=True):
         meta: Facts about the payload (`sample_rate` in Hz, ...).
         finished: The program has ended; nothing follows.
         error: It ended by this error.
+        get_s: Seconds that reading its input has taken since the output before.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class ProgramOutput(msgspec.Struct, frozen=True, kw_only=True):
     meta: dict[str, int | float | str] = {}
     finished: bool = False
     error: ErrorInfo | None = None
+    get_s: float = 0.0
 
 
 StageOutput = TokenOutput | ProgramOutput

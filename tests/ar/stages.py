@@ -16,6 +16,7 @@ from vllm import SamplingParams
 from tests.parity.cases import Case
 from vllm_omni.ar.launch import (
     ArLaunch,
+    Told,
     engine_config,
     preload,
     prepare_platform,
@@ -71,10 +72,7 @@ class Stages:
         deployment = new_deployment_id()
         preload([self.pipeline.architectures[0]])
         starting = [
-            # One engine of a process owns vLLM's metrics: the talker's, for it preempts.
-            ArLaunch.of(
-                config, os.environ, log_stats=ArStageConfig.of(config).stage == "talker"
-            ).begin()
+            ArLaunch.of(config, os.environ, told=Told(metrics=True)).begin()
             for config in (
                 engine_config(
                     ArStageConfig(

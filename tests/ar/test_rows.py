@@ -113,7 +113,11 @@ def test_talker_waits_for_a_slow_thinker(stages: Stages, references: dict[str, R
 
 def preemptions() -> int:
     """How often the talker's engine took a running request's KV cache, by vLLM's metric."""
-    found = [m for m in get_metrics_snapshot() if m.name == "vllm:num_preemptions"]
+    found = [
+        metric
+        for metric in get_metrics_snapshot()
+        if metric.name == "vllm:num_preemptions" and metric.labels["stage"] == "talker"
+    ]
     assert found, "the engine keeps no statistics"
     return sum(metric.value for metric in found if isinstance(metric, Counter))
 

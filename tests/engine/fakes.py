@@ -26,8 +26,9 @@ from vllm_omni.connectors.base import make_key
 from vllm_omni.connectors.segments import new_deployment_id
 from vllm_omni.connectors.shm import SharedMemoryConnector
 from vllm_omni.engine.messages import Abort, Command, Emit, ErrorMessage, Message, Shutdown, Submit
-from vllm_omni.engine.orchestrator import Orchestrator, Topology
+from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt, StageInput
 from vllm_omni.outputs import ErrorInfo, ProgramOutput, StageOutput, TokenOutput

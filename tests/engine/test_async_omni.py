@@ -23,8 +23,8 @@ from vllm_omni.connectors.shm import SharedMemoryConnector
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.engine.messages import Emit, ErrorMessage, Message
-from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.entrypoints import async_omni
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.errors import (

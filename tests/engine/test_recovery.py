@@ -9,6 +9,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from prometheus_client import REGISTRY
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.engine.fakes import House, house, sound, tokens
@@ -41,11 +42,19 @@ def kill(it: House, stage: str, index: int = 0) -> None:
     it.replica(stage, index).step()
 
 
+def counted(name: str) -> float:
+    """A count of the stage `talk`."""
+    return REGISTRY.get_sample_value(f"vllm_omni:{name}_total", {"stage": "talk"}) or 0
+
+
 async def test_a_dead_replica_is_started_again() -> None:
+    names = ("replica_evictions", "replica_respawns")
+    before = [counted(name) for name in names]
     async with house(RESPAWN, talk=2) as it:
         kill(it, "talk", 1)
         await until_live(it, "talk", 1)
         await until_live(it, "talk", 2)
+        assert [counted(name) for name in names] == [count + 1 for count in before]
         for each in ("a", "b"):
             await it.served(each, "text", "audio")
         await it.assert_empty()

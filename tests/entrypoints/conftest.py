@@ -17,6 +17,9 @@ from vllm_omni.testing.tiny import build
 
 MODEL = "tiny"
 MAX_BODY_BYTES = 4_000_000
+MAX_FRAME_BYTES = 500_000
+MAX_SESSIONS = 8
+IDLE_TIMEOUT_S = 3
 STOP_TIMEOUT_S = 60
 THREADS = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 SERVE_FLAGS = (
@@ -29,6 +32,9 @@ SERVE_FLAGS = (
     *("--max-body-bytes", str(MAX_BODY_BYTES)),
     *("--default-sampling-params", '{"thinker": {"temperature": 0}}'),
     *("--mm-processor-cache-gb", "0.05"),  # fills in the warm-up of tests that look for leaks
+    *("--realtime-max-sessions", str(MAX_SESSIONS)),
+    *("--realtime-max-frame-bytes", str(MAX_FRAME_BYTES)),
+    *("--realtime-idle-timeout", str(IDLE_TIMEOUT_S)),
     "--enforce-eager",
 )
 

@@ -51,8 +51,11 @@ def tight(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def metric(server: LiveServer, name: str) -> float:
+    """The value, over all labels."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).rsplit(" ", 1)[1])
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", name + "{"))
+    )
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:

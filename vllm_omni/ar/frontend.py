@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_omni.ar.host import STOP_S, HostedCore
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
@@ -98,6 +99,7 @@ class StageLLM(AsyncLLM):
     Args:
         discard: Frees rows of requests that are gone.
         core: The engine core, ready; None to have vLLM start one.
+        tracing: Make vLLM's span for a request that has trace headers.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class StageLLM(AsyncLLM):
         *args: Any,
         discard: Callable[[RowSpan], None],
         core: HostedCore | None = None,
+        tracing: bool = False,
         **kwargs: Any,
     ) -> None:
         self.core = core
@@ -117,7 +120,7 @@ class StageLLM(AsyncLLM):
             stock.tokenizer,
             log_stats=self.log_stats,
             stream_interval=self.vllm_config.scheduler_config.stream_interval,
-            tracing_enabled=self.observability_config.otlp_traces_endpoint is not None,
+            tracing_enabled=tracing,
             discard=discard,
         )
 
@@ -127,6 +130,8 @@ class StageLLM(AsyncLLM):
         handler = self.output_handler
         if handler is not None and not handler.get_loop().is_closed():
             handler.get_loop().call_soon_threadsafe(handler.cancel)
+        if self.logger_manager is not None:
+            self.logger_manager.record(SchedulerStats(), None)  # what is gone has no requests
         if self.core is not None:
             self.core.stop(timeout)
         self.engine_core.shutdown(timeout=timeout or STOP_S)

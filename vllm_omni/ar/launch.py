@@ -16,11 +16,13 @@ from vllm import AsyncEngineArgs, ModelRegistry
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.host import HostedCore
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
+from vllm_omni.ar.stat_loggers import StageLogLogger, StagePrometheusLogger
 from vllm_omni.config.weights import safe_load_format
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.errors import OmniConfigError
@@ -93,19 +95,44 @@ def engine_config(
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a replica tells of its work.
+
+    Attributes:
+        metrics: Give Prometheus vLLM's metrics.
+        stats: Log vLLM's statistics whenever `do_log_stats` is called.
+        traces: Make vLLM's spans for requests that have a trace.
+    """
+
+    metrics: bool = False
+    stats: bool = False
+    traces: bool = False
+
+    @property
+    def loggers(self) -> list[StatLoggerFactory]:
+        """Where vLLM's statistics go; none are kept if to nowhere."""
+        made: list[StatLoggerFactory] = []
+        if self.metrics or self.traces:  # vLLM's spans are made of its statistics
+            made.append(StagePrometheusLogger)
+        if self.stats:
+            made.append(StageLogLogger)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
 class ArLaunch:
     """How to start a replica of an AR stage, as often as it has to be.
 
     Attributes:
         config: vLLM's config, pickled, because an engine that starts writes into its own.
         environment: Of the engine core's process.
-        log_stats: vLLM's own metrics come from this replica.
+        told: What is told of its work.
         timeout: Seconds that it may take to be ready.
     """
 
     config: bytes
     environment: dict[str, str]
-    log_stats: bool
+    told: Told
     timeout: float
 
     @classmethod
@@ -114,11 +141,11 @@ class ArLaunch:
         config: VllmConfig,
         environment: Mapping[str, str],
         *,
-        log_stats: bool = False,
+        told: Told | None = None,
         timeout: float = 300.0,
     ) -> "ArLaunch":
         """From a config that no engine has used yet."""
-        return cls(bytes(ForkingPickler.dumps(config)), dict(environment), log_stats, timeout)
+        return cls(bytes(ForkingPickler.dumps(config)), dict(environment), told or Told(), timeout)
 
     def begin(self) -> "StartingArReplica":
         """Start the engine core, without waiting for it.
@@ -130,7 +157,7 @@ class ArLaunch:
         core = None
         if current_platform.is_cpu():
             core = HostedCore.start(
-                config, Executor.get_class(config), self.log_stats, self.environment
+                config, Executor.get_class(config), bool(self.told.loggers), self.environment
             )
         return StartingArReplica(self, config, core)
 
@@ -162,9 +189,11 @@ class StartingArReplica:
             llm = StageLLM(
                 vllm_config=self.config,
                 executor_class=Executor.get_class(self.config),
-                log_stats=self.launch.log_stats,
+                log_stats=False,  # or vLLM would add loggers of its own
+                stat_loggers=self.launch.told.loggers,
                 log_requests=False,
                 discard=discard,
+                tracing=self.launch.told.traces,
                 core=self.core,
             )
         except BaseException:

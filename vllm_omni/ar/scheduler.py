@@ -11,10 +11,12 @@
 """
 
 import dataclasses
+import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -26,6 +28,8 @@ from vllm_omni.ar.wire import CONTROL_REQUEST_ID, attach_spans, read_request, re
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import RowInput
+
+logger = init_logger(__name__)
 
 
 @dataclass
@@ -105,6 +109,7 @@ class OmniScheduler(Scheduler):
                 self._inflows[request.request_id] = _Inflow(
                     len(stage_request.rows.index), stage_request.rows.final
                 )
+        self._log("Request %s enters the engine of stage %s", request)
         super().add_request(request)
 
     def _apply_updates(self, control: Request) -> None:
@@ -120,7 +125,13 @@ class OmniScheduler(Scheduler):
         inflow = self._inflows.pop(request_id, None)
         for rows in inflow.unsent if inflow else ():
             self._free_spans(rows.spans)
+        self._log("Request %s leaves the engine of stage %s", request)
         return super()._free_request(request, *args, **kwargs)
+
+    def _log(self, text: str, request: Request) -> None:
+        """The id is vLLM's, which starts with the pipeline's."""
+        level = logging.INFO if self._stage.log_requests else logging.DEBUG
+        logger.log(level, text, request.request_id, self._stage.stage)
 
     # The gate.
 

@@ -18,6 +18,7 @@ class ArStageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stage: Its name.
+        replica: Which copy of it this is.
         emits: Row tensors it emits for requests that want them; `hidden:accept` is resolved.
         row_driven: Its inputs are rows of the stage `source`.
         source: Name of the upstream stage, for a row-driven stage.
@@ -25,9 +26,11 @@ class ArStageConfig(msgspec.Struct, frozen=True, kw_only=True):
         connector: Registry name of the connector.
         connector_extra: The connector's own options.
         deployment_id: Names the deployment in shared memory.
+        log_requests: Say in the log when a request comes and goes (else only when debugging).
     """
 
     stage: str
+    replica: int = 0
     emits: tuple[str, ...] = ()
     row_driven: bool = False
     source: str = ""
@@ -35,6 +38,7 @@ class ArStageConfig(msgspec.Struct, frozen=True, kw_only=True):
     connector: str = "SharedMemoryConnector"
     connector_extra: dict[str, Any] = {}
     deployment_id: str = ""
+    log_requests: bool = False
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> "ArStageConfig":

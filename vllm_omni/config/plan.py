@@ -146,6 +146,16 @@ class DeploymentPlan:
     deploy_source: str = "deploy config"
 
     @property
+    def traces_endpoint(self) -> str | None:
+        """Where spans are sent (vLLM's `--otlp-traces-endpoint`), if to anywhere."""
+        return self.entry.engine_args.get("otlp_traces_endpoint")
+
+    @property
+    def log_requests(self) -> bool:
+        """Log when a request enters and leaves a stage (vLLM's `--enable-log-requests`)."""
+        return bool(self.entry.engine_args.get("enable_log_requests", False))
+
+    @property
     def entry(self) -> StagePlan:
         """The stage that takes the client's prompt."""
         return self.stage(self.pipeline.entry.name)

@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Annotated
@@ -72,12 +73,15 @@ class SharedMemoryConnector(OmniConnector):
         _instances.add(self)
 
     def put(self, from_stage: str, to_stage: str, key: str, tensors: Payload) -> PutResult:
+        began = time.monotonic()
         payload = encode(tensors)
         size = payload.size
         request_id = request_of(key)
         if self._options.inline_small_payloads and size < self._options.shm_threshold_bytes:
             self._count(inline_writes=1, bytes=size)
-            return PutResult(True, size, TensorHandle(key, size, payload.to_bytes()))
+            inline = payload.to_bytes()
+            took = time.monotonic() - began
+            return PutResult(True, size, TensorHandle(key, size, inline, began, took))
         name = segments.segment_name(self._deployment_id, request_id, key)
         newly_owned = self._own(name)
         try:
@@ -96,7 +100,8 @@ class SharedMemoryConnector(OmniConnector):
         self._count(shm_writes=1, bytes=size)
         if self._closed:  # While this thread wrote: `close` may have come before the file.
             segments.remove(self._directory, [name])
-        return PutResult(True, size, TensorHandle(key, size))
+        took = time.monotonic() - began
+        return PutResult(True, size, TensorHandle(key, size, None, began, took))
 
     def get(
         self, from_stage: str, to_stage: str, key: str, handle: TensorHandle

@@ -73,7 +73,7 @@ class DiffusionReplica(StageReplica):
             params: `SamplingParams`, of which `seed` and `extra_args` become options, or a mapping
                 of options, or None.
             emit: Ignored: what a program emits is what it makes.
-            kwargs: Ignored.
+            kwargs: `trace_headers` are sent along; all else is ignored.
         """
         if not isinstance(prompt, ProgramInput):
             raise TypeError(f"stage {self._stage!r} takes a ProgramInput, not {type(prompt)}")
@@ -81,7 +81,11 @@ class DiffusionReplica(StageReplica):
             raise ValueError(f"request {request_id!r} is already running")
         options = {**_options(params), **prompt.options}
         first = ProgramInput(
-            options=options, spans=prompt.spans, windows=prompt.windows, final=prompt.final
+            options=options,
+            spans=prompt.spans,
+            windows=prompt.windows,
+            final=prompt.final,
+            trace=kwargs.get("trace_headers") or {},
         )
         self._live.add(request_id)  # before the send: an output may be here before it returns
         try:

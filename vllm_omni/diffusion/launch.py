@@ -31,6 +31,8 @@ class DiffusionLaunch:
         environment: Of its process; None for this process's own.
         init_timeout: Seconds that it may take to be ready.
         max_requests: Most live requests; further ones fail at once.
+        log_requests: Say in the log when a request comes and goes.
+        traces_endpoint: Where its process sends spans, if to anywhere.
     """
 
     program: str
@@ -44,6 +46,8 @@ class DiffusionLaunch:
     environment: Mapping[str, str] | None = None
     init_timeout: float = 300.0
     max_requests: int = 4096
+    log_requests: bool = False
+    traces_endpoint: str | None = None
 
     def begin(self) -> "StartingDiffusionReplica":
         """Start the process, without waiting for it.
@@ -61,6 +65,8 @@ class DiffusionLaunch:
             connector_extra=dict(self.connector_extra),
             deployment_id=self.deployment_id,
             max_requests=self.max_requests,
+            log_requests=self.log_requests,
+            traces_endpoint=self.traces_endpoint,
             folder=tempfile.mkdtemp(prefix="vllm-omni-"),
         )
         environment = os.environ if self.environment is None else self.environment

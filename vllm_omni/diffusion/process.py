@@ -8,13 +8,14 @@ import socket
 import traceback
 from collections.abc import Mapping
 
-from vllm.utils.system_utils import set_process_title
+from vllm.utils.system_utils import decorate_logs, set_process_title
 
 from vllm_omni.connectors.segments import raze
 from vllm_omni.diffusion.worker import Worker, WorkerConfig
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.fork_server import Lifeline, fork_server
 from vllm_omni.start_report import Check, StartLog, StartReport, receive_report
+from vllm_omni.tracing import flush_tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,12 @@ class WorkerProcess:
 def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
     """The process."""
     set_process_title(f"OmniDiffusion_{config.stage}")
+    decorate_logs(f"OmniDiffusion_{config.stage}")
     stop_requested = _wake_on_sigterm()
     log = StartLog()
     try:
+        if config.traces_endpoint is not None:
+            start_tracing(config.traces_endpoint, config.stage)
         worker = Worker(config)
     except Exception as error:
         # Whatever it is, the client gets to know, and this process ends.
@@ -95,6 +99,8 @@ def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
         worker.run([stop_requested.fileno(), lifeline.link.fileno(), lifeline.server])
     finally:
         worker.close()
+        if config.traces_endpoint is not None:
+            flush_tracing()
         # The client does this too, if it still can.
         shutil.rmtree(config.folder, ignore_errors=True)
         if config.deployment_id is not None and lifeline.server_gone:

@@ -4,6 +4,7 @@
 import gc
 import itertools
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from vllm_omni.connectors.factory import create_connector
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.messages import Abort, Ping, decode_to_worker, encode
 from vllm_omni.diffusion.program import Message
+from vllm_omni.diffusion.request_watch import RequestWatch
 from vllm_omni.diffusion.spec import LoadContext, resolve_program
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
@@ -40,6 +42,8 @@ class WorkerConfig:
         connector_extra: The connector's own options.
         deployment_id: Common to all processes of the deployment.
         max_requests: Most live requests.
+        log_requests: Say in the log when a request comes and goes (else only when debugging).
+        traces_endpoint: Where to send spans, if to anywhere.
         folder: Temporary folder of the socket file.
     """
 
@@ -52,6 +56,8 @@ class WorkerConfig:
     connector_extra: dict[str, Any] = field(default_factory=dict)
     deployment_id: str | None
     max_requests: int
+    log_requests: bool = False
+    traces_endpoint: str | None = None
     folder: str
 
     @property
@@ -92,6 +98,7 @@ class Worker:
         self._connector: OmniConnector = create_connector(
             config.connector, config.connector_extra, config.deployment_id
         )
+        self._watch = RequestWatch(config.stage, config.log_requests)
         self._serial = itertools.count()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -147,7 +154,7 @@ class Worker:
                 self._connector.discard(span.handle)
             return
         try:
-            message = self._read(program_input)
+            message = self._read(request_id, program_input)
         except (KeyError, ValueError) as error:
             # Released meanwhile, or damaged.
             logger.error("Input of request %s cannot be read: %s", request_id, error)
@@ -155,13 +162,16 @@ class Worker:
             self._engine.fail(request_id, info)
             return
         if first:
+            self._watch.begin(request_id, program_input.trace)
             self._engine.add(request_id, message)
         else:
             self._engine.receive(request_id, message)
 
-    def _read(self, program_input: ProgramInput) -> Message:
+    def _read(self, request_id: str, program_input: ProgramInput) -> Message:
         spans = program_input.spans
+        began = time.monotonic()
         parts = [self._get(span) for span in spans]
+        self._watch.read(request_id, time.monotonic() - began)
         tensors = parts[0] if len(parts) == 1 else _join(parts)
         return Message(
             options=program_input.options,
@@ -178,6 +188,7 @@ class Worker:
     def _abort(self, request_ids: Iterable[str]) -> None:
         self._engine.abort(request_ids)
         for request_id in request_ids:
+            self._watch.end(request_id, "aborted")
             self._connector.cleanup(request_id)
 
     def _outputs(self, emissions: Iterable[Emission]) -> list[ProgramOutput]:
@@ -203,13 +214,18 @@ class Worker:
             if not put.ok:
                 logger.warning("Request %s: no room for %d bytes of output", request_id, put.size)
                 error = NO_ROOM
+        finished = emission.finished or error is not None
+        get_s = self._watch.read_s(request_id)
+        if finished:
+            self._watch.end(request_id, "ended" if error is None else error.message)
         return ProgramOutput(
             request_id=request_id,
             modality=emission.modality,
             payload=handle,
             meta=dict(emission.meta),
-            finished=emission.finished or error is not None,
+            finished=finished,
             error=error,
+            get_s=get_s,
         )
 
 

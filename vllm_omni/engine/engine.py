@@ -10,8 +10,9 @@ from vllm.logger import init_logger
 
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine.messages import Command, ErrorMessage, Message, Shutdown
-from vllm_omni.engine.orchestrator import Orchestrator, Topology
+from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 
 logger = init_logger(__name__)
 

@@ -14,6 +14,7 @@ from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.launch import (
     ArLaunch,
     StartingArReplica,
+    Told,
     engine_config,
     preload,
     prepare_platform,
@@ -27,15 +28,16 @@ from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
 from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
-from vllm_omni.engine.orchestrator import Topology
 from vllm_omni.engine.sampling import route_defaults
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config
 from vllm_omni.platforms import device_environment
 from vllm_omni.replica import StageReplica
 from vllm_omni.start_report import Check, describe, no_check
+from vllm_omni.tracing import flush_tracing, start_tracing
 
 logger = init_logger(__name__)
 
@@ -65,6 +67,8 @@ class LaunchedPipeline:
         """Stop everything and leave nothing behind. Idempotent."""
         self.engine.shutdown(timeout)
         self.entry_llm.close()
+        if self.plan.traces_endpoint is not None:
+            flush_tracing()
         sweep(self.deployment_id)
 
 
@@ -94,6 +98,8 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         undo.callback(sweep, deployment_id)
         launches = {stage.name: stage_launches(plan, stage, deployment_id) for stage in plan.stages}
         pools = _start_all(plan, launches, check, undo)
+        if plan.traces_endpoint is not None:
+            start_tracing(plan.traces_endpoint, "orchestrator")
         spec = _client_connector(plan)
         connector = create_connector(spec.name, spec.extra, deployment_id)
         engine = OmniEngine(_topology(plan), pools, connector)
@@ -212,9 +218,11 @@ def stage_launches(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -
 def _ar_launch(
     plan: DeploymentPlan, stage: StagePlan, replica_id: int, deployment_id: str
 ) -> ArLaunch:
-    place = _place(plan, stage, deployment_id)
+    place = _place(plan, stage, replica_id, deployment_id)
     overrides = talker_config if stage.stage.row_driven else None
     args = {"model": plan.model, **stage.engine_args}
+    # vLLM would start one exporter per engine, each in place of the last; ours is started once.
+    args.pop("otlp_traces_endpoint", None)
     if stage.num_replicas > 1:
         # The front end mirrors what each engine core has cached; it renders for all replicas.
         args["mm_processor_cache_gb"] = 0
@@ -224,12 +232,15 @@ def _ar_launch(
             **args.get("override_generation_config", {}),
             **route_defaults(stage.default_sampling),
         }
-    # vLLM's Prometheus metrics exist once per process, so one engine can own them.
-    owns_metrics = stage is plan.entry and replica_id == 0
+    told = Told(
+        metrics=not args.get("disable_log_stats", False),
+        stats=plan.log_stats,
+        traces=plan.traces_endpoint is not None,
+    )
     return ArLaunch.of(
         engine_config(place, args, overrides),
         os.environ,
-        log_stats=owns_metrics and not args.get("disable_log_stats", False),
+        told=told,
         timeout=plan.stage_init_timeout,
     )
 
@@ -252,10 +263,14 @@ def _diffusion_launch(
         deployment_id=deployment_id,
         environment={**os.environ, **env},
         init_timeout=plan.stage_init_timeout,
+        log_requests=plan.log_requests,
+        traces_endpoint=plan.traces_endpoint,
     )
 
 
-def _place(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> ArStageConfig:
+def _place(
+    plan: DeploymentPlan, stage: StagePlan, replica_id: int, deployment_id: str
+) -> ArStageConfig:
     edges = plan.pipeline.edges
     source = next((edge.source for edge in edges if edge.target == stage.name), "")
     target = next((edge.target for edge in edges if edge.source == stage.name), "")
@@ -266,6 +281,7 @@ def _place(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> ArStag
     )
     return ArStageConfig(
         stage=stage.name,
+        replica=replica_id,
         emits=_emits(plan, stage) if target else (),
         row_driven=stage.stage.row_driven,
         source=source,
@@ -273,6 +289,7 @@ def _place(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> ArStag
         connector=link.name,
         connector_extra=dict(link.extra),
         deployment_id=deployment_id,
+        log_requests=plan.log_requests,
     )
 
 
@@ -298,6 +315,8 @@ def _topology(plan: DeploymentPlan) -> Topology:
             for edge in plan.pipeline.edges
         },
         reliability=plan.reliability,
+        log_requests=plan.log_requests,
+        tracing=plan.traces_endpoint is not None,
     )
 
 

@@ -13,19 +13,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import janus
 import msgspec
-from transformers import PretrainedConfig
 from vllm.exceptions import VLLMClientError
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.pipeline import EdgeContext, EdgeState, Pipeline
-from vllm_omni.config.plan import Reliability
+from vllm_omni.config.pipeline import EdgeContext, EdgeState
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine import failures
 from vllm_omni.engine.attempts import Attempts
@@ -42,9 +39,11 @@ from vllm_omni.engine.messages import (
     Shutdown,
     Submit,
 )
+from vllm_omni.engine.observer import Observer
 from vllm_omni.engine.recovery import Recovery, watch_for_hang
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.topology import Topology
 from vllm_omni.errors import (
     OmniClientError,
     StageUnavailableError,
@@ -57,27 +56,6 @@ from vllm_omni.replica import StageReplica
 logger = init_logger(__name__)
 
 HEALTH_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """The pipeline as it is deployed.
-
-    Attributes:
-        pipeline: Stages and edges.
-        model: Folder or hub name of the checkpoint.
-        config: The checkpoint's Hugging Face config.
-        streaming: `async_chunk`.
-        edge_extra: The connector's `extra` of each edge, by (source, target).
-        reliability: What is done about replicas that die.
-    """
-
-    pipeline: Pipeline
-    model: str
-    config: PretrainedConfig
-    streaming: bool
-    edge_extra: dict[tuple[str, str], dict[str, Any]]
-    reliability: Reliability = field(default_factory=Reliability)
 
 
 class Orchestrator:
@@ -110,6 +88,14 @@ class Orchestrator:
         self._metrics = PipelineMetrics()
         self._attempts = Attempts()
         self._recovery = Recovery(topology.reliability)
+        self._observer = Observer(
+            topology.pipeline,
+            self._pools,
+            self._states,
+            self._metrics,
+            log_requests=topology.log_requests,
+            tracing=topology.tracing,
+        )
 
     async def run(self) -> None:
         """Serve until a `Shutdown` arrives; then every pool has been shut down."""
@@ -174,7 +160,6 @@ class Orchestrator:
             self._fail_with(submit.request_id, error, pool.stage_id)
             return
         self._states[submit.request_id] = state
-        self._metrics.started()
         self._spawn(self._enter(state, entry.name, submit.prompt, **submit.entry_kwargs))
 
     def _new_state(self, submit: Submit) -> RequestState:
@@ -206,6 +191,7 @@ class Orchestrator:
             edges=edges,
             text_kind=kind if edges else RequestOutputKind.DELTA,
             submit=submit,
+            seen=self._observer.begin(submit),
         )
 
     async def _enter(self, state: RequestState, stage: str, prompt: Any, **kwargs: Any) -> None:
@@ -218,6 +204,7 @@ class Orchestrator:
             replica_id = pool.bind(request_id)
             replica = pool.replica(replica_id)
             state.submitted_to(stage, replica_id)
+            kwargs = self._observer.entered(state, stage, replica_id, kwargs)
             await pool.submit(
                 request_id,
                 prompt,
@@ -239,7 +226,7 @@ class Orchestrator:
     async def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             if (state := self._states.pop(request_id, None)) is not None:
-                self._account("abort", state)
+                self._observer.ended(state, "abort")
                 await self._release(state)
 
     async def _call(self, call: Call) -> None:
@@ -297,6 +284,7 @@ class Orchestrator:
                 self._drop(messages[-1])
                 continue
             state.note_output(stage, output, now)
+            self._observer.output(state, stage, output, now)
             try:
                 self._emit(stage, state, output, messages)
                 self._feed(stage, state, output, starts, updates)
@@ -327,10 +315,13 @@ class Orchestrator:
         modality = self._pools[stage].stage.final_output
         if modality is None or modality not in state.modalities:
             return
+        began = time.monotonic()
         made = client_output(self._stage_id(stage), modality, state, output, self._connector)
         if made is not None:
             state.submit = None
             messages.append(Emit(state.request_id, made))
+            if made.audio is not None:
+                self._observer.sound(state, stage, made.audio, began)
 
     def _feed(
         self,
@@ -360,16 +351,8 @@ class Orchestrator:
 
     def _complete(self, state: RequestState, messages: list[Message]) -> None:
         """Account for a request that has ended well, and mark its last output as last."""
-        self._account("stop", state)
+        self._observer.ended(state, "stop")
         mark_last(state, messages, self._pipeline)
-
-    def _account(self, reason: str, state: RequestState) -> None:
-        stages = state.metrics()
-        self._metrics.finished(
-            reason,
-            time.monotonic() - state.arrival,
-            {s.stage: s.finished_s - s.submitted_s for s in stages if s.finished_s is not None},
-        )
 
     async def _update(self, stage: str, batch: list[tuple[str, StageInput]]) -> None:
         for replica_id, (replica, error) in (await self._pools[stage].update(batch)).items():
@@ -401,7 +384,7 @@ class Orchestrator:
         assert isinstance(message, ErrorMessage) and message.request_id is not None
         state = self._states.pop(message.request_id, None)
         if state is not None:
-            self._metrics.failed(message.status_code)
+            self._observer.failed(state, message)
             self._spawn(self._release(state))
 
     def _fail_with(self, request_id: str, error: Exception, stage_id: int) -> None:
@@ -425,6 +408,7 @@ class Orchestrator:
         logger.error("Stage %s replica %d died, evicting it: %s", stage, replica_id, error.args[-1])
         lost = set(pool.requests_on(replica_id))
         ending = pool.evict_replica(replica_id)
+        self._metrics.evicted(stage)
         self._send([ReplicaLost(stage_id=pool.stage_id, replica_id=replica_id)])
         if pool.live_num_replicas == 0:
             lost |= {r for r, state in self._states.items() if stage in state.times}
@@ -436,6 +420,7 @@ class Orchestrator:
         """Start an evicted replica again, once what is left of it has ended."""
         await ending
         if await self._recovery.restart(self._pools[stage], replica_id):
+            self._metrics.respawned(stage)
             self._attend(stage, replica_id)
 
     def _lose(self, request_ids: Iterable[str], pool: StagePool, error: EngineDeadError) -> None:
@@ -444,6 +429,7 @@ class Orchestrator:
         for request_id in request_ids:
             state = self._states.get(request_id)
             if state is not None and self._may_retry(state):
+                self._metrics.retried(pool.stage.name)
                 self._retry(state)
             elif state is not None:
                 told.append(failures.lost(request_id, error, pool.stage_id))
@@ -461,6 +447,7 @@ class Orchestrator:
         """Start a request over, as if it had just come."""
         assert state.submit is not None
         del self._states[state.request_id]
+        self._observer.retried(state)
         self._spawn(self._release(state))
         again = self._attempts.again(state.request_id)
         logger.info("Request %s lost its replica and is tried again", state.request_id)
@@ -469,7 +456,9 @@ class Orchestrator:
     async def _watch_health(self) -> None:
         """Notice replicas that die while nothing is asked of them."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(HEALTH_INTERVAL_S)
+            self._metrics.loop_lag(time.monotonic() - began - HEALTH_INTERVAL_S)
             for name, pool in self._pools.items():
                 for replica_id in pool.live_replica_ids:
                     replica = pool.replica(replica_id)

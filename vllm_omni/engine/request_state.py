@@ -11,6 +11,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from vllm_omni.config.pipeline import EdgeState, Stage
 from vllm_omni.engine.messages import Submit
+from vllm_omni.engine.observations import Seen
 from vllm_omni.outputs import StageMetrics, StageOutput, TokenOutput
 
 
@@ -33,6 +34,7 @@ class RequestState:
         edges: Its passage over each edge between needed stages: (target, edge) by source.
         text_kind: How the caller wants text (deltas, cumulative, at the end).
         submit: What was submitted, until the caller has got anything of it.
+        seen: What the observer has noted of it.
         open_stages: Stages that have not ended (or been skipped).
     """
 
@@ -44,6 +46,7 @@ class RequestState:
     arrival: float
     edges: dict[str, list[tuple[str, EdgeState]]]
     text_kind: RequestOutputKind
+    seen: Seen
     submit: Submit | None = None
     open_stages: set[str] = field(default_factory=set)
     times: dict[str, _StageTimes] = field(default_factory=dict)

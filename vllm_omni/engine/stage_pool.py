@@ -51,6 +51,11 @@ class StagePool:
         return [i for i, replica in enumerate(self._replicas) if replica is not None]
 
     @property
+    def loads(self) -> dict[int, int]:
+        """Requests that each live replica has; from any thread."""
+        return {i: replica.load for i, replica in enumerate(self._replicas) if replica is not None}
+
+    @property
     def live_num_replicas(self) -> int:
         """How many replicas are not evicted."""
         return len(self.live_replica_ids)

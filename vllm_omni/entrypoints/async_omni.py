@@ -379,7 +379,7 @@ class AsyncOmni(EngineClient):
         return (await self._call("get_supported_tasks"))[0]
 
     async def is_tracing_enabled(self) -> bool:
-        return self.vllm_config.observability_config.otlp_traces_endpoint is not None
+        return self._launched.plan.traces_endpoint is not None
 
     async def do_log_stats(self) -> None:
         if self._launched.plan.log_stats:

@@ -18,11 +18,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from vllm import envs
-from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.logger import init_logger
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.access_log import http_log_config
 from vllm_omni.entrypoints.signals import StopSignals
 
 logger = init_logger(__name__)
@@ -91,9 +91,7 @@ async def _watch(engine: AsyncOmni, stop: asyncio.Event) -> None:
 
 
 def _config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
-    options: dict[str, Any] = {}
-    if (log_config := get_uvicorn_log_config(args)) is not None:
-        options["log_config"] = log_config
+    options: dict[str, Any] = {"log_config": http_log_config(args)}
     if args.h11_max_incomplete_event_size is not None:
         options["h11_max_incomplete_event_size"] = args.h11_max_incomplete_event_size
     config = uvicorn.Config(
@@ -106,6 +104,8 @@ def _config(app: FastAPI, args: argparse.Namespace) -> uvicorn.Config:
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         # From when the port is closed: the requests that are waited for, then their last words.
         timeout_graceful_shutdown=args.shutdown_timeout + int(ANSWER_S),
+        # Up to here a client is told what is wrong; past it the connection just closes (1009).
+        ws_max_size=2 * args.realtime_max_frame_bytes,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,

@@ -5,7 +5,6 @@ vLLM's CLI imports `main` of exactly this module when `--omni` is among its argu
 wait until it is known that they are needed.
 """
 
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -60,6 +59,7 @@ def _run(command: str, argv: list[str]) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from vllm_omni.errors import OmniConfigError
+    from vllm_omni.logs import log_as_vllm
 
     cli_env_setup()
     parser = FlexibleArgumentParser(prog="vllm-omni")
@@ -70,20 +70,12 @@ def _run(command: str, argv: list[str]) -> None:
         argv = [arg for arg in argv if arg != FLAG]  # vLLM's parsers do not know it
     args = parser.parse_args(argv)
     configure_logging_from_args(args)
-    _log_as_vllm()
+    log_as_vllm()
     try:
         subcommand.validate(args)
         subcommand.run(args, argv[argv.index(command) + 1 :])
     except OmniConfigError as error:
         fail(str(error), EXIT_CONFIG)
-
-
-def _log_as_vllm() -> None:
-    """Send this project's log where vLLM's goes, in the same form."""
-    ours, theirs = logging.getLogger("vllm_omni"), logging.getLogger("vllm")
-    ours.handlers = list(theirs.handlers)
-    ours.setLevel(theirs.level)
-    ours.propagate = theirs.propagate
 
 
 def _subcommand(command: str) -> OmniSubcommand:

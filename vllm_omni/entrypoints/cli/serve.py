@@ -26,8 +26,10 @@ from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.media import use_omni_media_connector
 from vllm_omni.entrypoints.openai.media_budget import DEFAULT_MAX_MEDIA
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
+from vllm_omni.entrypoints.openai.realtime.limits import add_realtime_args
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
+from vllm_omni.logs import log_as_vllm
 
 logger = init_logger(__name__)
 
@@ -79,12 +81,12 @@ class OmniServeSubcommand(ServeSubcommand):
         parser.description = "Serve a multi-stage, multi-modal pipeline over HTTP."
         parser.epilog = "Sections: vllm serve --omni --help=all, =listgroup, =GROUP, or =FLAG."
         add_omni_args(parser)
-        _add_frontend_flags(parser)
+        add_realtime_args(_add_frontend_flags(parser))
         self._parser = parser
         return parser
 
 
-def _add_frontend_flags(parser: argparse.ArgumentParser) -> None:
+def _add_frontend_flags(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
     group.add_argument(
         "--max-body-bytes",
@@ -114,6 +116,7 @@ def _add_frontend_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="/metrics needs no API key, as /health never does.",
     )
+    return group
 
 
 def run_server(
@@ -177,7 +180,9 @@ def _bound_connections(sock: socket.socket, patience_s: float) -> None:
 
 def _started(plan: DeploymentPlan, start_engine: StartEngine, signals: StopSignals) -> AsyncOmni:
     try:
-        return start_engine(plan, signals.check)
+        engine = start_engine(plan, signals.check)
+        log_as_vllm()  # an engine may have configured vLLM's log anew
+        return engine
     except OmniConfigError:
         raise
     except (OmniError, RuntimeError, ValueError, OSError) as error:

@@ -33,11 +33,13 @@ from vllm_omni.entrypoints.openai.access import (
 )
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
-from vllm_omni.entrypoints.openai.headers import ResponseHeadersMiddleware
+from vllm_omni.entrypoints.openai.headers import SecurityHeadersMiddleware
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
 from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
-from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
-from vllm_omni.entrypoints.openai.routes import chat
+from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
+from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
+from vllm_omni.entrypoints.openai.routes import chat, realtime
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 from vllm_omni.entrypoints.openai.serving_speech_to_text import (
     OmniServingTranscription,
@@ -67,6 +69,9 @@ async def build_omni_app(
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)
+        app.state.omni_realtime = RealtimeSessions(
+            app.state.omni_serving_chat, RealtimeLimits.of(args)
+        )
     if "transcription" in tasks:
         init_speech_to_text_state(engine_client, app.state, args)
     return app
@@ -86,12 +91,13 @@ def add_middleware(app: FastAPI, args: Namespace, admission: Admission) -> None:
     if keys:
         open_paths = [HEALTH, *((METRICS, f"{METRICS}/") if args.open_metrics else ())]
         app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
-    app.add_middleware(ResponseHeadersMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware)
+    app.add_middleware(RequestIdMiddleware)
 
 
 def omni_routers(tasks: tuple[SupportedTask, ...]) -> list[APIRouter]:
     """Our routers for what the pipeline can do."""
-    return [chat.router] if "generate" in tasks else []
+    return [chat.router, realtime.router] if "generate" in tasks else []
 
 
 def include_first(app: FastAPI, routers: list[APIRouter]) -> None:

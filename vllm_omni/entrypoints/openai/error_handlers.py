@@ -22,7 +22,8 @@ from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMValidationError
 from vllm.logger import init_logger
 
-from vllm_omni.entrypoints.openai.headers import add_headers, name_request
+from vllm_omni.entrypoints.openai.headers import add_security_headers
+from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
 from vllm_omni.errors import OmniClientError, OmniError, http_status
 
@@ -194,11 +195,13 @@ def _with_param(error: Exception) -> JSONResponse:
 async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
     if create_error_response(error).error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return _with_param(error)  # a template error, by vLLM's classification
-    request_id = name_request(request.scope)
+    request_id = request.headers.get(REQUEST_ID_HEADER, "-")
     message = f"Internal server error (request {request_id}). The server's log has the details."
     # The server closes the connection after this error; say so, or the client would reuse it.
     reply = JSONResponse(
-        error_body(message, 500, "InternalServerError"), 500, headers={"Connection": "close"}
+        error_body(message, 500, "InternalServerError"),
+        500,
+        headers={"Connection": "close", REQUEST_ID_HEADER: request_id},
     )
-    add_headers(reply.headers, request_id)  # this answer bypasses every middleware
+    add_security_headers(reply.headers)  # this answer bypasses every middleware
     return reply

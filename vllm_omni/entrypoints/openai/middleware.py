@@ -4,8 +4,10 @@
 from http import HTTPStatus
 
 from fastapi import HTTPException
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vllm_omni.logs import clean_request_id, set_request_id
 
 DEFAULT_MAX_BODY_BYTES = 256 * 1024 * 1024
 
@@ -48,3 +50,38 @@ class BodyLimitMiddleware:
             )
 
         await self.app(scope, limited_receive, send)
+
+
+REQUEST_ID_HEADER = "x-request-id"
+_STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+
+
+class RequestIdMiddleware:
+    """Give every request an id that is safe to log: the client's `X-Request-Id`, or a new one.
+
+    Whatever is behind sees the clean id in the header; the client gets it back in the response.
+
+    Args:
+        app: The next ASGI application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        request_id = clean_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        # In the one scope that all layers share: the handler of last resort is outside of this.
+        MutableHeaders(scope=scope)[REQUEST_ID_HEADER] = request_id
+        set_request_id(request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in _STARTS:
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers[REQUEST_ID_HEADER] = request_id
+                message["headers"] = headers.raw
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
