@@ -32,6 +32,7 @@ from vllm_omni.framing import ChunkPolicy, Windower
 from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import ProgramInput
 from vllm_omni.outputs import ProgramOutput
+from vllm_omni.start_report import no_check
 from vllm_omni.testing import tiny
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
@@ -254,7 +255,7 @@ async def test_a_killed_process_is_noticed(probe: DiffusionReplica) -> None:
 
 async def test_an_answer_may_overtake_its_request(deployment: str) -> None:
     starting = begin(PROBE, "", deployment)
-    starting.process.wait_until_ready(120)
+    starting.process.wait_until_ready(120, no_check)
     replica = SlowToReturn(starting.process, starting.config)
     try:
         ended = asyncio.create_task(until_ended(replica, "a"))

@@ -8,8 +8,10 @@ to the engine core's sockets as vLLM's front ends do to engines that they do not
 """
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -17,7 +19,6 @@ from typing import Any, Self
 
 import msgspec
 from vllm.config import VllmConfig
-from vllm.utils.network_utils import get_open_zmq_ipc_path
 from vllm.utils.system_utils import set_process_title
 from vllm.v1.engine.utils import CoreEngineProcManager, EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor.abstract import Executor
@@ -44,14 +45,14 @@ class HostedCore:
 
     Args:
         child: The host.
-        addresses: Where the engine core listens for its front end.
-        stage: Name of the stage.
+        addresses: Where the engine core's front end listens for it.
+        folder: Of all its sockets.
     """
 
-    def __init__(self, child: Child, addresses: EngineZmqAddresses, stage: str) -> None:
+    def __init__(self, child: Child, addresses: EngineZmqAddresses, folder: str) -> None:
         self.child = child
-        self.stage = stage
         self.addresses = addresses
+        self._folder = folder
         self.pid: int | None = None
 
     @classmethod
@@ -63,14 +64,25 @@ class HostedCore:
         environment: dict[str, str],
     ) -> Self:
         """Begin to start an engine core; `wait_until_ready` says how it went."""
+        # All of its sockets, those that vLLM makes there included, go with one folder.
+        folder = tempfile.mkdtemp(prefix="vllm-omni-", dir=environment.get("VLLM_RPC_BASE_PATH"))
         addresses = EngineZmqAddresses(
-            inputs=[get_open_zmq_ipc_path()], outputs=[get_open_zmq_ipc_path()]
+            inputs=[f"ipc://{folder}/in"], outputs=[f"ipc://{folder}/out"]
         )
-        stage = ArStageConfig.of(vllm_config).stage
-        child = fork_server().fork(
-            _host, vllm_config, executor_class, log_stats, addresses, environment=environment
-        )
-        return cls(child, addresses, stage)
+        try:
+            child = fork_server().fork(
+                _host,
+                vllm_config,
+                executor_class,
+                log_stats,
+                addresses,
+                folder,
+                environment={**environment, "VLLM_RPC_BASE_PATH": folder},
+            )
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        return cls(child, addresses, folder)
 
     @property
     def client_addresses(self) -> dict[str, Any]:
@@ -96,7 +108,7 @@ class HostedCore:
         with suppress(OSError):
             self.child.link.send_bytes(msgspec.msgpack.encode(grace))
         self.child.stop(grace + KILL_S)
-        _remove_sockets(self.addresses)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Host:
@@ -135,6 +147,7 @@ def _host(
     executor_class: type[Executor],
     log_stats: bool,
     addresses: EngineZmqAddresses,
+    folder: str,
 ) -> None:
     """The process."""
     place = ArStageConfig.of(vllm_config)
@@ -163,12 +176,6 @@ def _host(
     finally:
         host.stop_core()
         # The server does this too, if it still can.
-        _remove_sockets(addresses)
+        shutil.rmtree(folder, ignore_errors=True)
         if lifeline.server_gone:
             raze(place.deployment_id)
-
-
-def _remove_sockets(addresses: EngineZmqAddresses) -> None:
-    for address in (*addresses.inputs, *addresses.outputs):
-        with suppress(FileNotFoundError):
-            os.unlink(address.removeprefix("ipc://"))

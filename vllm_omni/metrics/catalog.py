@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All Prometheus metrics of this project (REFERENCE.md 2.6), as data; vLLM's are beside them."""
 
-import functools
+import threading
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from prometheus_client import Counter, Histogram
@@ -140,18 +141,37 @@ CATALOG: dict[str, Metric] = {
 }
 
 
-@functools.cache
+_made: dict[str, Counter | Histogram] = {}
+_making = threading.Lock()
+"""Several threads may ask for a metric first, and Prometheus takes each only once."""
+
+
 def counter(name: str) -> Counter:
     """A counter of the catalog; one per process, as Prometheus wants it."""
     metric = _declared(name, "counter")
-    return Counter(PREFIX + name, metric.help, metric.labels)
+    made = _once(name, lambda: Counter(PREFIX + name, metric.help, metric.labels))
+    assert isinstance(made, Counter)
+    return made
 
 
-@functools.cache
 def histogram(name: str) -> Histogram:
     """A histogram of the catalog; one per process."""
     metric = _declared(name, "histogram")
-    return Histogram(PREFIX + name, metric.help, metric.labels, buckets=metric.buckets)
+    made = _once(
+        name,
+        lambda: Histogram(PREFIX + name, metric.help, metric.labels, buckets=metric.buckets),
+    )
+    assert isinstance(made, Histogram)
+    return made
+
+
+def _once(name: str, make: Callable[[], Counter | Histogram]) -> Counter | Histogram:
+    if (made := _made.get(name)) is not None:
+        return made
+    with _making:
+        if name not in _made:
+            _made[name] = make()
+        return _made[name]
 
 
 def declare_all() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gauges that are read when Prometheus asks, so that they cost a request nothing."""
 
-import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,9 +52,10 @@ class LiveGauges(Collector):
             yield family
 
 
-@functools.cache
+_GAUGES = LiveGauges()
+REGISTRY.register(_GAUGES)
+
+
 def live_gauges() -> LiveGauges:
     """The process's own."""
-    made = LiveGauges()
-    REGISTRY.register(made)
-    return made
+    return _GAUGES

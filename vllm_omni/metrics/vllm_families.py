@@ -6,7 +6,7 @@ registry. So they live in a registry of their own here, which is registered as o
 is made once and shared by all stages.
 """
 
-import functools
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,14 +28,16 @@ class _SharedMetrics(Collector):
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._metrics: dict[str, AnyMetric] = {}
+        self._lock = threading.Lock()
 
     def get(
         self, kind: type[AnyMetric], name: str, help: str, labels: tuple[str, ...], **options: Any
     ) -> AnyMetric:
-        if name not in self._metrics:
-            made = kind(name, help, labels, registry=self._registry, **options)
-            self._metrics[name] = made
-        return self._metrics[name]
+        with self._lock:  # replicas are started from several threads
+            if name not in self._metrics:
+                made = kind(name, help, labels, registry=self._registry, **options)
+                self._metrics[name] = made
+            return self._metrics[name]
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -44,11 +46,8 @@ class _SharedMetrics(Collector):
         return iter(self._registry.collect())
 
 
-@functools.cache
-def _shared() -> _SharedMetrics:
-    made = _SharedMetrics()
-    REGISTRY.register(made)
-    return made
+_SHARED = _SharedMetrics()
+REGISTRY.register(_SHARED)
 
 
 class StageMetric:
@@ -86,7 +85,7 @@ def stage_metric(
     """
     labels = tuple(labelnames)
     if _ENGINE not in labels:
-        return _shared().get(kind, name, documentation, labels, **options)
+        return _SHARED.get(kind, name, documentation, labels, **options)
     ours = tuple(_RENAMED.get(label, label) for label in labels if label != _ENGINE)
-    metric = _shared().get(kind, name, documentation, (*ours, *_PLACE), **options)
+    metric = _SHARED.get(kind, name, documentation, (*ours, *_PLACE), **options)
     return StageMetric(metric, labels, place)

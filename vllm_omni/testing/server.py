@@ -60,7 +60,8 @@ class ForkedProcess:
             from vllm_omni.entrypoints.cli.main import main
 
             # A test runner has put streams of its own in the places of these.
-            with redirect_stdout(os.fdopen(1, "w")), redirect_stderr(os.fdopen(2, "w")):
+            out, err = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            with redirect_stdout(out), redirect_stderr(err):
                 main(argv[1:])
             code = 0
         except SystemExit as error:

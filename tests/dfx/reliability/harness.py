@@ -3,6 +3,8 @@
 
 import json
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -162,11 +164,16 @@ def _stream(live: Live, started: threading.Semaphore) -> str | None:
     return None
 
 
+def short_folder() -> Path:
+    """A new folder; paths of sockets may have 107 bytes, and pytest's own folders are long."""
+    return Path(tempfile.mkdtemp(prefix="rel-"))
+
+
 @contextmanager
 def serving(model: Path, folder: Path, flags: Sequence[str] = (), **env: str) -> Iterator[Live]:
     """A server that is killed afterwards if a test has not ended it."""
-    sockets = folder / "files"
-    sockets.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    sockets = short_folder()
     env = {"VLLM_RPC_BASE_PATH": str(sockets), "TMPDIR": str(sockets), **env}
     server = OmniServer(
         model, [*FLAGS, *flags], log=folder / "server.log", env=env, start_timeout=120, fork=True
@@ -183,6 +190,7 @@ def serving(model: Path, folder: Path, flags: Sequence[str] = (), **env: str) ->
             for process in family:
                 if process.is_running():
                     process.kill()
+        shutil.rmtree(sockets)
 
 
 class Tree:
@@ -199,6 +207,7 @@ class Tree:
         _, alive = psutil.wait_procs(self.processes, GONE_S)
         assert not alive, alive
         left = [n for n in os.listdir("/dev/shm") if n.startswith(f"vllm-omni-{self._root}-")]
-        assert left == []
-        assert self._live.files() == []
+        assert left == [], left
+        files = self._live.files()
+        assert files == [], files
         return time.monotonic() - began

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dfx.reliability.harness import FLAGS, Live, Tree, until
+from tests.dfx.reliability.harness import FLAGS, Live, Tree, short_folder, until
 from vllm_omni.testing.server import OmniServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
@@ -24,8 +24,7 @@ def model(tiny_checkpoint: Callable[[str], Path]) -> Path:
 
 def begin(model: Path, folder: Path, *flags: str) -> Live:
     """A server that is on its way up."""
-    sockets = folder / "files"
-    sockets.mkdir(parents=True)
+    sockets = short_folder()
     env = {"VLLM_RPC_BASE_PATH": str(sockets), "TMPDIR": str(sockets)}
     command = [*FLAGS, *flags]
     server = OmniServer(model, command, log=folder / "server.log", env=env, fork=True)
