@@ -12,7 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -25,8 +25,6 @@ KEPT_LINES = 20
 POLL_S = 0.1
 ENDING_S = 5.0
 _MAX_BYTES = 64 << 10
-_LOGGERS = ("vllm.v1", "vllm.model_executor", "vllm.config", "vllm_omni")
-"""Below vLLM's root logger, whose handlers an engine core replaces."""
 
 
 class StartFailure(OmniError, RuntimeError):
@@ -102,27 +100,30 @@ def receive_report(child: Child, timeout: float, check: Check) -> StartReport:
         raise StartFailure.ended(child.exit_code) from None
 
 
-class StartLog(logging.Handler):
+class StartLog:
     """Keeps the last log lines of this process and those that it forks, and what they raised.
 
-    They share a page of memory, since the process that fails cannot answer any more.
+    It sees records where they are made, for an engine core configures its loggers anew and drops
+    their handlers. The processes share a page of memory, since the one that fails cannot answer.
     """
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._shared = mmap.mmap(-1, _MAX_BYTES)
-        self._size = 0
-        for name in _LOGGERS:
-            logging.getLogger(name).addHandler(self)
+        self._make_record = logging.getLogRecordFactory()
+        logging.setLogRecordFactory(self._noted)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
-        message = record.getMessage()
-        first, *more = message.splitlines() or [""]
+    def _noted(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._make_record(*args, **kwargs)
+        first, *more = record.getMessage().splitlines() or [""]
         self._lines.append(f"{record.levelname} {first[:300]}" + (" [...]" if more else ""))
         if record.exc_info and (error := record.exc_info[1]) is not None:
             self._write(StartReport(reason=describe(error), log=tuple(self._lines)))
+        return record
+
+    def end(self) -> None:
+        """Note no more in this process."""
+        logging.setLogRecordFactory(self._make_record)
 
     def failure(
         self, error: BaseException, exit_code: int | None, *, misconfigured: bool = False
@@ -132,12 +133,6 @@ class StartLog(logging.Handler):
             return told
         reason = describe(error) if exit_code is None else f"its process {_how_it_ended(exit_code)}"
         return StartReport(reason=reason, misconfigured=misconfigured, log=tuple(self._lines))
-
-    def close(self) -> None:
-        """See `logging.Handler`."""
-        for name in _LOGGERS:
-            logging.getLogger(name).removeHandler(self)
-        super().close()
 
     def _write(self, report: StartReport) -> None:
         if (data := report.encode()) and len(data) + 4 <= _MAX_BYTES:
@@ -154,12 +149,10 @@ def no_check() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line: its text, with its type unless it is one of ours.
-
-    A missing file or too little memory is often what the error came from.
-    """
-    text = " ".join(str(error).split())
-    return text if isinstance(error, OmniError) else f"{type(error).__name__}: {text}"
+    """What an error says: in a line and with its type, unless it is one of ours."""
+    if isinstance(error, OmniError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _how_it_ended(exit_code: int | None) -> str:

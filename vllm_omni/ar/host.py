@@ -167,7 +167,7 @@ def _host(
             lifeline.link.send_bytes(log.failure(error, next(iter(codes), None)).encode())
             return
         (core,) = host.manager.processes
-        log.close()
+        log.end()
         lifeline.link.send_bytes(StartReport(pid=core.pid or 0).encode())
         wait([core.sentinel])
         core.join(KILL_S)  # The sentinel is readable a moment before the exit code is there.

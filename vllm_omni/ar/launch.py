@@ -197,6 +197,7 @@ class StartingArReplica:
                 core=self.core,
             )
         except BaseException:
+            connector.close()
             self.cancel()
             raise
         return ArReplica(llm, connector)

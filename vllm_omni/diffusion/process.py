@@ -93,7 +93,7 @@ def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
         report = log.failure(error, None, misconfigured=isinstance(error, OmniConfigError))
         lifeline.link.send_bytes(report.encode())
         return
-    log.close()
+    log.end()
     lifeline.link.send_bytes(StartReport().encode())
     try:
         worker.run([stop_requested.fileno(), lifeline.link.fileno(), lifeline.server])

@@ -62,7 +62,7 @@ def failed_start(model: Path, folder: Path, *flags: str) -> Sequence[str]:
 
 def test_too_little_memory(model: Path, tmp_path: Path) -> None:
     error, *log = failed_start(model, tmp_path, "--kv-cache-memory-bytes=1")
-    assert "stage 'thinker'" in error and "KV cache" in error
+    assert "stage 'thinker'" in error and "No available memory" in error
     assert any("lines of its log" in line for line in log)
 
 
