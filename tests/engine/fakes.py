@@ -98,6 +98,7 @@ class FakeReplica(StageReplica):
         gate: `submit` waits for it.
         health: What `check_health` raises.
         hangs: `ping` is never answered.
+        unstoppable: `shutdown` fails.
         offers: Its administrative operations.
         shutdowns: Timeouts of all `shutdown` calls.
     """
@@ -111,6 +112,7 @@ class FakeReplica(StageReplica):
         self.gate: asyncio.Event | None = None
         self.health: Exception | None = None
         self.hangs = False
+        self.unstoppable = False
         self.offers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self.shutdowns: list[float | None] = []
         self._steps: asyncio.Queue[list[StageOutput]] = asyncio.Queue()
@@ -172,6 +174,8 @@ class FakeReplica(StageReplica):
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.shutdowns.append(timeout)
+        if self.unstoppable:
+            raise OSError("will not end")
 
 
 class FakeLaunch:

@@ -60,6 +60,15 @@ async def test_a_dead_replica_is_started_again() -> None:
         await it.assert_empty()
 
 
+async def test_a_dead_replica_that_does_not_even_end_is_replaced() -> None:
+    async with house(RESPAWN) as it:
+        it.replica("talk").unstoppable = True
+        kill(it, "talk")
+        await until_live(it, "talk", 0)
+        await until_live(it, "talk", 1)
+        await it.served("a", "text", "audio")
+
+
 async def test_the_last_replica_of_a_stage_comes_back() -> None:
     async with house(RESPAWN) as it:
         kill(it, "think")

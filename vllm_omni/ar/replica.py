@@ -138,7 +138,10 @@ class ArReplica(StageReplica):
 
     async def ping(self) -> None:
         await self.check_health()
-        await self.llm.is_sleeping()
+        try:
+            await self.llm.is_sleeping()
+        except Exception as error:  # An engine core that is ending refuses, in vLLM's own words.
+            raise self._dead() from error
 
     @property
     def load(self) -> int:

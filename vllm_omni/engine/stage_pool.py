@@ -6,12 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.pipeline import Stage
 from vllm_omni.errors import OverloadedError, StageUnavailableError
 from vllm_omni.inputs import StageInput
 from vllm_omni.replica import ReplicaLaunch, StageReplica
+
+logger = init_logger(__name__)
 
 
 class StagePool:
@@ -190,7 +193,7 @@ class StagePool:
             return None
         for request_id in self.requests_on(replica_id):
             del self._bound[request_id]
-        return asyncio.get_running_loop().run_in_executor(None, replica.shutdown, 0)
+        return asyncio.get_running_loop().run_in_executor(None, _shut_down_dead, replica)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End every replica."""
@@ -198,3 +201,11 @@ class StagePool:
             if replica is not None:
                 self._replicas[replica_id] = None
                 replica.shutdown(timeout)
+
+
+def _shut_down_dead(replica: StageReplica) -> None:
+    """What is left of a dead replica may fail to end in any way; its place is filled all the same."""
+    try:
+        replica.shutdown(0)
+    except Exception:
+        logger.exception("A dead replica did not shut down in order")
