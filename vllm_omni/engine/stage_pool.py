@@ -204,7 +204,7 @@ class StagePool:
 
 
 def _shut_down_dead(replica: StageReplica) -> None:
-    """What is left of a dead replica may fail to end in any way; its place is filled all the same."""
+    """What is left of a dead replica may fail to end; its place is filled all the same."""
     try:
         replica.shutdown(0)
     except Exception:
