@@ -54,7 +54,7 @@ class Victim:
         return replica.llm.core.pid
 
     def replica_of(self, stage_id: int, request_id: str) -> int | None:
-        inner = self.omni._inner_ids.get(request_id)
+        inner = next(iter(self.omni._inner_ids.get(request_id, ())), None)
         return None if inner is None else self.omni._engine.pools[stage_id].bound_replica_id(inner)
 
     async def ask(

@@ -272,26 +272,28 @@ class Orchestrator:
         updates: dict[str, list[tuple[str, StageInput]]] = defaultdict(list)
         ended: list[RequestState] = []
         now = time.monotonic()
+        stage_id = self._stage_id(stage)
+        modality = self._pools[stage].stage.final_output
         for output in outputs:
             state = self._states.get(output.request_id)
             if state is None:
                 self._connector.cleanup(output.request_id)
                 continue
             if output.error is not None:
-                messages.append(
-                    failures.reported(output.request_id, output.error, self._stage_id(stage))
-                )
+                messages.append(failures.reported(output.request_id, output.error, stage_id))
                 self._drop(messages[-1])
                 continue
             state.note_output(stage, output, now)
             self._observer.output(state, stage, output, now)
             try:
-                self._emit(stage, state, output, messages)
-                self._feed(stage, state, output, starts, updates)
+                if modality is not None and modality in state.modalities:
+                    self._emit(stage, stage_id, modality, state, output, messages)
+                if stage in state.edges:
+                    self._feed(stage, state, output, starts, updates)
             except Exception as error:  # An edge's fault must not reach the other requests.
                 if not isinstance(error, OmniClientError):
                     logger.exception("Request %s failed after stage %s", output.request_id, stage)
-                messages.append(failures.raised(output.request_id, error, self._stage_id(stage)))
+                messages.append(failures.raised(output.request_id, error, stage_id))
                 self._drop(messages[-1])
                 continue
             if output.finished:
@@ -309,14 +311,17 @@ class Orchestrator:
             await self._release(state)
 
     def _emit(
-        self, stage: str, state: RequestState, output: StageOutput, messages: list[Message]
+        self,
+        stage: str,
+        stage_id: int,
+        modality: str,
+        state: RequestState,
+        output: StageOutput,
+        messages: list[Message],
     ) -> None:
         """Give a final stage's output to the client."""
-        modality = self._pools[stage].stage.final_output
-        if modality is None or modality not in state.modalities:
-            return
         began = time.monotonic()
-        made = client_output(self._stage_id(stage), modality, state, output, self._connector)
+        made = client_output(stage_id, modality, state, output, self._connector)
         if made is not None:
             state.submit = None
             messages.append(Emit(state.request_id, made))
@@ -332,7 +337,7 @@ class Orchestrator:
         updates: dict[str, list[tuple[str, StageInput]]],
     ) -> None:
         """Give an output to the request's edges and collect what they yield."""
-        for target, edge in state.edges.get(stage, ()):
+        for target, edge in state.edges[stage]:
             stage_input = edge.feed(output)
             if stage_input is not None and target in state.times:
                 updates[target].append((state.request_id, stage_input))

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.dfx.reliability.harness import (
     RESPAWNED_S,
@@ -31,6 +32,11 @@ pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 SHUTDOWN_S = 15.0
 AT_ONCE_S = 1.0
+
+
+def rarely(*values: object) -> ParameterSet:
+    """A case that differs little from its neighbours: `--run-level full_model` has it."""
+    return pytest.param(*values, marks=pytest.mark.full_model)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +73,17 @@ def assert_recovers(live: Live, expected: str, scenario: str = "") -> None:
     until(lambda: [n for n in live.segments() if not n.endswith("-lock")] == [], 10)
 
 
-@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
-@pytest.mark.parametrize("number", [KILL, TERM], ids=["a-SIGKILL", "b-SIGTERM"])
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("thinker", KILL),
+        ("talker", TERM),
+        ("code2wav", KILL),
+        rarely("thinker", TERM),
+        rarely("talker", KILL),
+        rarely("code2wav", TERM),
+    ],
+)
 def test_worker_without_load(shared: Live, stage: str, number: int) -> None:
     """A-30a, A-30b: unavailable within 2 s, the API answers, and it comes back."""
     expected = shared.text()
@@ -82,8 +97,15 @@ def test_worker_without_load(shared: Live, stage: str, number: int) -> None:
     assert_recovers(shared, expected, scenario)
 
 
-@pytest.mark.parametrize("stage", ["thinker", "code2wav"])
-@pytest.mark.parametrize("number", [KILL, TERM], ids=["h-SIGKILL", "i-SIGTERM"])
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("thinker", TERM),
+        ("code2wav", KILL),
+        rarely("thinker", KILL),
+        rarely("code2wav", TERM),
+    ],
+)
 def test_worker_under_load(shared: Live, stage: str, number: int) -> None:
     """A-30h, A-30i: what runs fails fast, and the service comes back."""
     expected = shared.text()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dfx.reliability.harness import FLAGS, Live, Tree, short_folder, until
+from tests.dfx.reliability.test_signals import rarely
 from vllm_omni.testing.server import OmniServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
@@ -32,8 +33,17 @@ def begin(model: Path, folder: Path, *flags: str) -> Live:
     return Live(server, str(model), sockets)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment", ["OmniForkServer", "OmniHost", "EngineCore"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("OmniForkServer", signal.SIGTERM),
+        ("OmniHost", signal.SIGINT),
+        ("EngineCore", signal.SIGTERM),
+        rarely("OmniForkServer", signal.SIGINT),
+        rarely("OmniHost", signal.SIGTERM),
+        rarely("EngineCore", signal.SIGINT),
+    ],
+)
 def test_a_signal_while_starting(model: Path, tmp_path: Path, moment: str, number: int) -> None:
     """Whatever has been started ends, and the server's exit is clean."""
     live = begin(model, tmp_path)
