@@ -131,6 +131,10 @@ class MeteredReplica(StageReplica):
         return self._replica.load
 
     @property
+    def capacity(self) -> int:
+        return self._replica.capacity
+
+    @property
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         return self._replica.operations
 

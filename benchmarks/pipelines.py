@@ -181,10 +181,11 @@ class BarePipeline:
             else:
                 flight.started.add(target)
                 starts.append((output.request_id, stage_input))
-        if updates:
-            await replica.update(updates)
+        # Starts first: several outputs of a request may come together.
         for request_id, stage_input in starts:
             await replica.submit(request_id, stage_input, self._params[target], emit=True)
+        if updates:
+            await replica.update(updates)
 
     def _receive(self, outputs: Sequence[StageOutput]) -> None:
         for output in outputs:
