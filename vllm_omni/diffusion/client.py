@@ -144,6 +144,8 @@ class DiffusionReplica(StageReplica):
             if self._shut_down:
                 return
             self._shut_down = True
+            if self._loop is not None and self._loop.is_running():
+                self._loop.call_soon_threadsafe(self._on_death)
             self._process.stop(SHUTDOWN_SECONDS if timeout is None else timeout)
             shutil.rmtree(self._folder, ignore_errors=True)
         loop = self._loop
@@ -179,8 +181,9 @@ class DiffusionReplica(StageReplica):
 
     def _on_death(self) -> None:
         assert self._loop is not None and self._died is not None
-        self._loop.remove_reader(self._process.sentinel)
         if not self._died.done():
+            # Once, and before it is closed: another file may have its number afterwards.
+            self._loop.remove_reader(self._process.sentinel)
             self._died.set_result(None)
 
     def _disconnect(self) -> None:
