@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -65,7 +66,9 @@ Target = Callable[..., None]
 
 
 class Child:
-    """A forked process, from the server's side.
+    """A forked process, from the server's side. Any thread may use it.
+
+    Its descriptors are closed with the object, never before: an event loop may still watch one.
 
     Attributes:
         pid: Its process id.
@@ -79,8 +82,8 @@ class Child:
         self.sentinel = sentinel
         self._status = status
         self._exit_code: int | None = None
-        self._closed = False
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        weakref.finalize(self, _close_all, sentinel, status)
 
     @property
     def alive(self) -> bool:
@@ -90,22 +93,22 @@ class Child:
     @property
     def exit_code(self) -> int | None:
         """How it ended: negative for a signal; None while it runs or if nobody could tell."""
-        with self._lock:
-            if self._exit_code is None and not self._closed and self._ended(0):
-                told = os.read(self._status, _STATUS.size) if wait([self._status], _TOLD_S) else b""
+        if self.alive:
+            return None
+        with self._reading:
+            if self._exit_code is None and wait([self._status], _TOLD_S):
+                told = os.read(self._status, _STATUS.size)
                 self._exit_code = _STATUS.unpack(told)[0] if told else None
             return self._exit_code
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for its end, at most `timeout` seconds; whether it has ended."""
-        with self._lock:
-            return self._closed or self._ended(timeout)
+        return bool(wait([self.sentinel], timeout))
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal. Nothing happens if it has ended."""
-        with self._lock, contextlib.suppress(ProcessLookupError):
-            if not self._closed:
-                signal.pidfd_send_signal(self.sentinel, number)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.sentinel, number)
 
     def stop(self, timeout: float) -> None:
         """End it, by force when it has not ended after `timeout` seconds. Idempotent."""
@@ -113,15 +116,11 @@ class Child:
         if not self.join(timeout):
             self.kill()
             self.join()
-        _ = self.exit_code
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self.sentinel)
-                os.close(self._status)
 
-    def _ended(self, timeout: float | None) -> bool:
-        return bool(wait([self.sentinel], timeout))
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class ForkServer:

@@ -175,7 +175,7 @@ class ArReplica(StageReplica):
 
     def shutdown(self, timeout: float | None = None) -> None:
         if self._watched is not None and not self._watched.is_closed():
-            self._watched.call_soon_threadsafe(self._unwatch_core)
+            self._watched.call_soon_threadsafe(self._core_ended)
         try:
             self.llm.shutdown(timeout)
         finally:
