@@ -223,11 +223,12 @@ def test_several_completions(client: Client) -> None:
 
 @pytest.mark.parametrize("audio", [False, True])
 def test_cumulative_outputs_stay_as_they_were(client: Client, audio: bool) -> None:
-    asked = {"output_kind": RequestOutputKind.CUMULATIVE, "ignore_eos": True}
+    # Outputs that nobody has read yet are joined; of so many some are read in between.
+    asked = {"output_kind": RequestOutputKind.CUMULATIVE, "ignore_eos": True, "max_tokens": 200}
     outputs = client.ask(SHORT, audio=audio, **asked).outputs
     said = [output for output in outputs if output.final_output_type == "text"]
     texts = [output.outputs[0].text for output in said]
-    assert len(set(texts)) > 3
+    assert len(set(texts)) > 1
     assert all(later.startswith(text) for text, later in pairwise(texts))
     assert [output.outputs[0].finish_reason for output in said[:-1]] == [None] * (len(said) - 1)
     assert [output.finished for output in said] == [False] * (len(said) - 1) + [True]
