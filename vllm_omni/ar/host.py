@@ -34,6 +34,8 @@ HOST_PID = "VLLM_OMNI_HOST_PID"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 STOP_S = 3.0
 """What an engine core gets to end by itself, where no other time was asked for."""
+AT_ONCE_S = 0.1
+"""What one gets that has never served."""
 KILL_S = 5.0
 """How long a process may take to be gone once it has been killed."""
 _SIGNALLED = 128

@@ -19,7 +19,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from vllm_omni.ar.frontend import StageLLM
-from vllm_omni.ar.host import HostedCore
+from vllm_omni.ar.host import AT_ONCE_S, HostedCore
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.stat_loggers import StageLogLogger, StagePrometheusLogger
@@ -210,4 +210,4 @@ class StartingArReplica:
     def cancel(self) -> None:
         """See `StartingReplica`."""
         if self.core is not None:
-            self.core.stop(0)
+            self.core.stop(AT_ONCE_S)

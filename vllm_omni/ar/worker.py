@@ -44,10 +44,10 @@ def _end_with_host(deployment_id: str) -> None:
 
     vLLM does no such thing, and an orphaned engine core keeps its memory for good.
     """
-    host = int(os.environ[HOST_PID])
-    parent = os.pidfd_open(host)
-    if os.getppid() != host:
-        raise SystemExit(f"the host, process {host}, has ended")
+    try:
+        parent = os.pidfd_open(int(os.environ[HOST_PID]))
+    except ProcessLookupError:
+        raise SystemExit("the process that this one belongs to has ended") from None
 
     def wait() -> None:
         select.select([parent], [], [])

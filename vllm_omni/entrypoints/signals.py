@@ -48,9 +48,9 @@ class StopSignals:
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.requested:
-            print("vllm-omni: stopped by a second signal", file=sys.stderr)
-            sys.stderr.flush()
+            print("vllm-omni: stopped by a second signal", file=sys.stderr, flush=True)
             os._exit(_SIGNALLED + number)
         self.requested = True
+        print("vllm-omni: stopping; a second signal does it at once", file=sys.stderr, flush=True)
         if self._on_request is not None:
             self._on_request()
