@@ -18,7 +18,7 @@ from tests.entrypoints.conftest import MODEL, SERVE_FLAGS, THREADS, LiveServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
-REQUEST_TIMEOUT_S = 5
+REQUEST_TIMEOUT_S = 8
 # Three stages that run one request each: three slots. Two places to wait, of which one client has
 # one if it is alone.
 TIGHT = (
