@@ -26,7 +26,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.segments import raze
 from vllm_omni.fork_server import Child, Lifeline, fork_server
-from vllm_omni.start_report import Check, StartLog, StartReport, receive_report
+from vllm_omni.start_report import Check, StartFailure, StartLog, StartReport, receive_report
 
 HOST_PID = "VLLM_OMNI_HOST_PID"
 """Environment variable of an engine core: the process that it ends with."""
@@ -56,6 +56,7 @@ class HostedCore:
         self.addresses = addresses
         self._folder = folder
         self.pid: int | None = None
+        self._core: int | None = None
 
     @classmethod
     def start(
@@ -103,6 +104,13 @@ class HostedCore:
         report = receive_report(self.child, timeout, check)
         report.raise_for_failure()
         self.pid = report.pid
+        with suppress(ProcessLookupError):
+            self._core = os.pidfd_open(report.pid)
+
+    def raise_if_ended(self) -> None:
+        """Raise `StartFailure` if it has ended meanwhile: vLLM's front end would wait for it."""
+        if not self.child.alive:
+            raise StartFailure.ended(self.child.exit_code)
 
     def stop(self, timeout: float | None = None) -> None:
         """End it, by force when it has not ended `timeout` seconds later. Idempotent."""
@@ -110,7 +118,16 @@ class HostedCore:
         with suppress(OSError):
             self.child.link.send_bytes(msgspec.msgpack.encode(grace))
         self.child.stop(grace + KILL_S)
+        self._kill_core()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill_core(self) -> None:
+        """End an engine core that its host could not: both may have been stopped."""
+        core, self._core = self._core, None
+        if core is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(core, signal.SIGKILL)
+            os.close(core)
 
 
 class _Host:

@@ -186,6 +186,7 @@ class StartingArReplica:
         try:
             if self.core is not None:
                 self.core.wait_until_ready(self.launch.timeout, check)
+                self.core.raise_if_ended()
             llm = StageLLM(
                 vllm_config=self.config,
                 executor_class=Executor.get_class(self.config),

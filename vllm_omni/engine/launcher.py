@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.logger import init_logger
@@ -62,9 +62,12 @@ class LaunchedPipeline:
     engine: OmniEngine
     entry_llm: StageLLM
     deployment_id: str
+    owner: int = field(default_factory=os.getpid)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Stop everything and leave nothing behind. Idempotent."""
+        """Stop everything and leave nothing behind. Idempotent; nothing in a forked copy."""
+        if os.getpid() != self.owner:
+            return
         self.engine.shutdown(timeout)
         self.entry_llm.close()
         if self.plan.traces_endpoint is not None:
@@ -223,9 +226,9 @@ def _ar_launch(
     args = {"model": plan.model, **stage.engine_args}
     # vLLM would start one exporter per engine, each in place of the last; ours is started once.
     args.pop("otlp_traces_endpoint", None)
-    if stage.num_replicas > 1:
-        # The front end mirrors what each engine core has cached; it renders for all replicas.
-        args["mm_processor_cache_gb"] = 0
+    # vLLM's cache has the front end believe that an engine core has what it was sent once. It is
+    # wrong for a core that replaced a dead one, for another replica, and after a refused request.
+    args["mm_processor_cache_gb"] = 0
     if stage is plan.entry:
         # The place where vLLM's own routes (completions, responses, ...) look for defaults.
         args["override_generation_config"] = {

@@ -112,8 +112,9 @@ class Orchestrator:
 
     def _attend(self, stage: str, replica_id: int) -> None:
         """Begin to take a replica's outputs, and to notice its death."""
-        self._spawn(self._poll(stage, replica_id))
-        self._spawn(self._watch_for_hang(stage, replica_id))
+        replica = self._pools[stage].replica(replica_id)
+        self._spawn(self._poll(stage, replica_id, replica))
+        self._spawn(self._watch_for_hang(stage, replica_id, replica))
 
     async def _close(self, timeout: float | None) -> None:
         self._recovery.close()
@@ -246,9 +247,8 @@ class Orchestrator:
 
     # Steps.
 
-    async def _poll(self, stage: str, replica_id: int) -> None:
+    async def _poll(self, stage: str, replica_id: int, replica: StageReplica) -> None:
         pool = self._pools[stage]
-        replica = pool.replica(replica_id)
         while pool.is_attached(replica_id, replica):
             try:
                 outputs = await replica.outputs()
@@ -257,11 +257,10 @@ class Orchestrator:
                 return
             await self._settle(stage, outputs)
 
-    async def _watch_for_hang(self, stage: str, replica_id: int) -> None:
-        pool = self._pools[stage]
-        replica = pool.replica(replica_id)
+    async def _watch_for_hang(self, stage: str, replica_id: int, replica: StageReplica) -> None:
+        timeout = self._topology.reliability.stage_hang_timeout
         try:
-            await watch_for_hang(pool, replica_id, self._topology.reliability.stage_hang_timeout)
+            await watch_for_hang(self._pools[stage], replica_id, replica, timeout)
         except EngineDeadError as error:
             await self._replica_died(stage, replica_id, replica, error)
 

@@ -99,13 +99,14 @@ class Recovery:
             starting.abandon()
 
 
-async def watch_for_hang(pool: StagePool, replica_id: int, timeout: float) -> None:
+async def watch_for_hang(
+    pool: StagePool, replica_id: int, replica: StageReplica, timeout: float
+) -> None:
     """Ping a replica, while it has work, for as long as it is attached.
 
     Raises:
         EngineDeadError: It has not answered within `timeout` seconds, or its process is gone.
     """
-    replica = pool.replica(replica_id)
     while True:
         await asyncio.sleep(min(PING_INTERVAL_S, timeout))
         if not pool.is_attached(replica_id, replica):

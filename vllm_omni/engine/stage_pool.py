@@ -4,6 +4,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from vllm.logger import init_logger
@@ -165,7 +166,9 @@ class StagePool:
             if replica_id is not None and self._replicas[replica_id] is not None:
                 by_replica[replica_id].append(request_id)
         for replica_id, batch in by_replica.items():
-            await self.replica(replica_id).abort(batch)
+            if (replica := self._replicas[replica_id]) is not None:
+                with suppress(EngineDeadError):  # then there is nothing to stop
+                    await replica.abort(batch)
 
     def attach_replica(self, replica_id: int, replica: StageReplica) -> None:
         """Fill the hole that an evicted replica has left."""

@@ -117,10 +117,15 @@ class Conversation:
         """
         if not self._sound:
             raise EventError(Code.COMMIT_EMPTY, "The input audio buffer is empty")
-        pcm = bytes(self._sound)
+        pcm, held = self._sound, self._nbytes
+        part = _sound_part(bytes(pcm), rate)
         self.clear_sound()
-        entry = _entry(new_id("item"), "user", [_sound_part(pcm, rate)], [{"type": "input_audio"}])
-        self.add(entry)
+        entry = _entry(new_id("item"), "user", [part], [{"type": "input_audio"}])
+        try:
+            self.add(entry)
+        except EventError:  # in base64 it is larger; what the client sent is not lost
+            self._sound, self._nbytes = pcm, held
+            raise
         return entry
 
     def _reserve(self, nbytes: int) -> None:

@@ -307,7 +307,10 @@ class RealtimeSession:
     async def _end_response(self, response: Response) -> None:
         self._response = None
         if (entry := response.entry()) is not None:
-            self._conversation.add(entry)
+            try:
+                self._conversation.add(entry)
+            except EventError as error:  # full, or the client took its id meanwhile
+                await self._send_error(error, None)
         for event in response.ending():
             await self._send(event)
 
