@@ -111,6 +111,9 @@ def test_talker_waits_for_a_slow_thinker(stages: Stages, references: dict[str, R
     assert_frames(spoken.frames, reference)
 
 
+PREEMPTION_ATTEMPTS = 6
+
+
 def preemptions() -> int:
     """How often the talker's engine took a running request's KV cache, by vLLM's metric."""
     found = [
@@ -125,19 +128,27 @@ def preemptions() -> int:
 def test_concurrent_requests_preempt_and_stay_exact(
     stages: Stages, references: dict[str, Reference]
 ) -> None:
+    """Whether the small KV cache runs out is a matter of timing, so it is tried until it does."""
     mixed = [cases()[i % len(cases())] for i in range(16)]
 
-    async def all_at_once() -> list:
+    async def all_at_once(attempt: int) -> list:
+        # The slower the thinker, the longer each request holds its blocks in the talker.
+        slow = 0.002 * (1 + 2 * attempt)
         return await asyncio.gather(
             *[
-                stages.speak(f"mixed-{i}", references[case.name].prompt, case, slow_s=0.002 * i)
+                stages.speak(
+                    f"mixed-{attempt}-{i}", references[case.name].prompt, case, slow_s=slow * i
+                )
                 for i, case in enumerate(mixed)
             ]
         )
 
     before = preemptions()
-    answers = stages.run(all_at_once())
-    assert preemptions() > before, "the talker's KV cache was large enough for all"
-    for case, spoken in zip(mixed, answers, strict=True):
-        assert spoken.token_ids == references[case.name].token_ids, case.name
-        assert_frames(spoken.frames, references[case.name])
+    for attempt in range(PREEMPTION_ATTEMPTS):
+        answers = stages.run(all_at_once(attempt))
+        for case, spoken in zip(mixed, answers, strict=True):
+            assert spoken.token_ids == references[case.name].token_ids, case.name
+            assert_frames(spoken.frames, references[case.name])
+        if preemptions() > before:
+            return
+    pytest.fail("the talker's KV cache was large enough for all")
