@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it prints, what it returns, what it leaves behind."""
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -118,6 +119,12 @@ def test_stage_that_does_not_start(checkpoint: Path) -> None:
     assert len(told) == 1 and "thinker" in told[0]
 
 
+def is_fork_server(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "OmniForkServer" in " ".join(process.cmdline())
+    return False
+
+
 def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
     with (tmp_path / "log.txt").open("w+") as log:
         process = subprocess.Popen(
@@ -127,8 +134,10 @@ def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
             env=serve_environment(),
         )
         server = psutil.Process(process.pid)
-        while process.poll() is None and not (children := server.children(recursive=True)):
-            time.sleep(0.05)  # until the first engine core is there
+        children: list[psutil.Process] = []
+        while process.poll() is None and not any(map(is_fork_server, children)):
+            time.sleep(0.05)  # before that it only imports, and a signal does what it always does
+            children = server.children(recursive=True)
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(60)
