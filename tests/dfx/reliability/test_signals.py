@@ -36,9 +36,9 @@ ORDERLY_S = 3.0
 AT_ONCE_S = 3.0
 
 
-def rarely(*values: object) -> ParameterSet:
+def rarely(*values: object, id: str | None = None) -> ParameterSet:
     """A case that differs little from its neighbours: `--run-level full_model` has it."""
-    return pytest.param(*values, marks=pytest.mark.full_model)
+    return pytest.param(*values, marks=pytest.mark.full_model, id=id)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_hung_worker(model: Path, tmp_path: Path) -> None:
         assert_recovers(live, expected, "hung")
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["c-idle", "j-loaded"])
+@pytest.mark.parametrize("loaded", [rarely(False, id="c-idle"), pytest.param(True, id="j-loaded")])
 def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30c, A-30j: connections are cut at once, and nothing is left."""
     with serving(model, tmp_path) as live:
@@ -162,8 +162,12 @@ def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
 
 @pytest.mark.parametrize(
     ("number", "loaded"),
-    [(TERM, False), (INT, False), (TERM, True), (INT, True)],
-    ids=["d-SIGTERM", "e-SIGINT", "k-SIGTERM-loaded", "l-SIGINT-loaded"],
+    [
+        rarely(TERM, False, id="d-SIGTERM"),
+        rarely(INT, False, id="e-SIGINT"),
+        pytest.param(TERM, True, id="k-SIGTERM-loaded"),
+        pytest.param(INT, True, id="l-SIGINT-loaded"),
+    ],
 )
 def test_root_asked_to_end(model: Path, tmp_path: Path, number: int, loaded: bool) -> None:
     """A-30d, e, k, l: no more connections, what runs fails, exit code 0, nothing is left."""
@@ -192,7 +196,7 @@ def refuses(live: Live) -> bool:
     return False
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["f-idle", "m-loaded"])
+@pytest.mark.parametrize("loaded", [rarely(False, id="f-idle"), pytest.param(True, id="m-loaded")])
 def test_all_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30f, A-30m."""
     with serving(model, tmp_path) as live:
@@ -214,7 +218,7 @@ def test_all_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
         ]
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["g-idle", "n-loaded"])
+@pytest.mark.parametrize("loaded", [rarely(False, id="g-idle"), pytest.param(True, id="n-loaded")])
 def test_all_asked_to_end(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30g, A-30n."""
     with serving(model, tmp_path) as live:
