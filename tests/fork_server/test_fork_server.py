@@ -110,16 +110,16 @@ def test_no_socket_is_inherited() -> None:
 def test_forks_from_many_threads() -> None:
     made: list[Child] = []
 
-    def fork() -> None:
-        made.append(fork_server().fork(report, threading.get_ident(), environment={}))
+    def fork(number: int) -> None:
+        made.append(fork_server().fork(report, number, environment={}))
 
-    threads = [threading.Thread(target=fork) for _ in range(8)]
+    threads = [threading.Thread(target=fork, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    identities = {child.link.recv()[0] for child in made}
-    assert len(identities) == len({child.pid for child in made}) == 8
+    numbers = {child.link.recv()[0] for child in made}
+    assert len(numbers) == len({child.pid for child in made}) == 8
     for child in made:
         child.stop(WAIT_S)
 
