@@ -135,7 +135,7 @@ class ForkServer:
             server = os.getpid()
             self.pid = os.fork()
             if self.pid == 0:
-                _Forker(theirs, server).run()
+                run_and_exit(lambda: _Forker(theirs, server).run())
 
     def fork(self, target: Target, *args: Any, environment: Mapping[str, str]) -> Child:
         """Run `target(lifeline, *args)` in a new process with exactly this environment.
@@ -189,33 +189,24 @@ class _Forker:
         """By pidfd: the process id, and the pipe that its exit code goes to."""
         self._server = os.pidfd_open(server)
 
-    def run(self) -> NoReturn:
+    def run(self) -> None:
         """Serve until the server is gone."""
-        code = 1
-        try:
-            set_process_title("OmniForkServer")
-            os.setsid()  # A terminal's Ctrl+C is for the server to act on.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
-            _close_sockets(keep={self._control.fileno(), _STDERR})
-            code = self._serve()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-
-    def _serve(self) -> int:
+        set_process_title("OmniForkServer")
+        os.setsid()  # A terminal's Ctrl+C is for the server to act on.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        _close_sockets(keep={self._control.fileno(), _STDERR})
         while True:
             ready = wait([self._control, self._server, *self._children])
             for pidfd in self._children.keys() & set(ready):
                 self._reap(pidfd)
             if self._server in ready:
-                return 0
+                return
             if self._control in ready:
                 try:
                     request, (link,) = _receive(self._control, 1)
                 except EOFError:
-                    return 0
+                    return
                 self._fork(request, link)
 
     def _fork(self, request: bytes, link: int) -> None:
@@ -224,7 +215,7 @@ class _Forker:
         if pid == 0:
             os.close(status_reader)
             os.close(status_writer)
-            self._become(request, link)
+            run_and_exit(lambda: self._become(request, link))
         os.close(link)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, status_writer)
@@ -239,28 +230,36 @@ class _Forker:
         os.close(status_writer)
         os.close(pidfd)
 
-    def _become(self, request: bytes, link: int) -> NoReturn:
+    def _become(self, request: bytes, link: int) -> None:
         """Turn this process, just forked, into what the request asks for."""
-        code = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._control.close()
-            for pidfd, (_, status_writer) in self._children.items():
-                os.close(pidfd)
-                os.close(status_writer)
-            environment: Mapping[str, str]
-            environment, target, args = ForkingPickler.loads(request)  # from our own server process
-            _use_environment(environment)
-            target(Lifeline(Connection(link), self._server), *args)
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._control.close()
+        for pidfd, (_, status_writer) in self._children.items():
+            os.close(pidfd)
+            os.close(status_writer)
+        environment: Mapping[str, str]
+        environment, target, args = ForkingPickler.loads(request)  # from our own server process
+        _use_environment(environment)
+        target(Lifeline(Connection(link), self._server), *args)
+
+
+def run_and_exit(run: Callable[[], None]) -> NoReturn:
+    """Run, then end this forked process with the exit code that an interpreter would give.
+
+    Its exit handlers are not run: they are its parent's.
+    """
+    code = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _use_environment(environment: Mapping[str, str]) -> None:

@@ -195,8 +195,8 @@ class ArReplica(StageReplica):
         """
         try:
             async with asyncio.timeout(SIGN_OF_LIFE_S):
-                await self.llm.is_sleeping()
-        except Exception as error:  # It refuses while it ends, in vLLM's own words.
+                await self.ping()
+        except (EngineDeadError, TimeoutError) as error:
             self._failure = self._failure or error
         else:
             self._step += [self._token_output(*each) for each in self._given_up]

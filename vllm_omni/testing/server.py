@@ -7,14 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Self
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
@@ -39,39 +38,30 @@ class ForkedProcess:
     """
 
     def __init__(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        from vllm_omni.fork_server import run_and_exit  # imports torch and vLLM
+
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(argv, log, env)
+            run_and_exit(lambda: self._run(argv, log, env))
 
-    def _run(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> NoReturn:
-        code: Any = 1
-        try:
-            os.setsid()
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            for stream in (1, 2):
-                os.dup2(output, stream)
-            # Only what differs: setproctitle finds the command line by the environment behind it.
-            os.environ.update(set(env.items()) - set(os.environ.items()))
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.default_int_handler)
-            from vllm_omni.entrypoints.cli.main import main
+    def _run(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        # Only what differs: setproctitle finds the command line by the environment behind it.
+        os.environ.update(set(env.items()) - set(os.environ.items()))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        from vllm_omni.entrypoints.cli.main import main
 
-            # A test runner has put streams of its own in the places of these.
-            out, err = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-            with redirect_stdout(out), redirect_stderr(err):
-                main(argv[1:])
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        # A test runner has put streams of its own in the places of these.
+        out, err = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        with redirect_stdout(out), redirect_stderr(err):
+            main(argv[1:])
 
     def poll(self) -> int | None:
         """Its exit code, if it has ended."""
