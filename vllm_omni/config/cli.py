@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 from vllm_omni.config.build import build_plan
 from vllm_omni.config.engine_args import OWNED, engine_arg_types
+from vllm_omni.config.flag_types import count, positive_int, positive_seconds
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey, warn_idle
 from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.plan import DeploymentPlan, Reliability
@@ -75,21 +76,21 @@ def add_omni_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--stage-init-timeout",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=STAGE_INIT_TIMEOUT_S,
         metavar="SECONDS",
         help="Time that one stage may take to start.",
     )
     group.add_argument(
         "--init-timeout",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=INIT_TIMEOUT_S,
         metavar="SECONDS",
         help="Time that all stages together may take to start.",
     )
     group.add_argument(
         "--max-respawns",
-        type=_count,
+        type=count,
         default=RELIABILITY.max_respawns,
         metavar="N",
         help="How often in a row a replica that died is started again, with delays that double "
@@ -104,7 +105,7 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--stage-hang-timeout",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=RELIABILITY.stage_hang_timeout,
         metavar="SECONDS",
         help="A replica that has work and gives no sign of life for so long counts as dead.",
@@ -128,7 +129,7 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     defaults = ServingLimits()
     group.add_argument(
         "--request-timeout",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=defaults.request_timeout,
         metavar="SECONDS",
         help="Time that a request may take from its arrival to its end, waiting included; past it "
@@ -136,7 +137,7 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--slow-client-timeout",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=defaults.slow_client_timeout,
         metavar="SECONDS",
         help="Time in which a client has to send some of its body or take some of its answer; "
@@ -144,7 +145,7 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-stream-buffer-bytes",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.max_stream_buffer_bytes,
         metavar="BYTES",
         help="Most output of one request that waits for its client to read it; past it the "
@@ -163,27 +164,6 @@ def _add_idle_flag(group: argparse._ArgumentGroup, name: str, entry: IdleKey) ->
         return
     parse = {"int": int, "float": float, "str": str, "json": _json_value}[entry.kind]
     group.add_argument(*options, dest=name, type=parse, default=None, help=help_text)
-
-
-def _positive_seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"should be a positive number of seconds, not {text}")
-    return seconds
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError(f"should be 0 or more, not {text}")
-    return count
-
-
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"should be a positive number, not {text}")
-    return number
 
 
 def _json_value(text: str) -> Any:

@@ -18,6 +18,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 
 from vllm_omni.config.cli import add_omni_args, explicit_args, plan_from_args
+from vllm_omni.config.flag_types import count, positive_int
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.cli.types import EXIT_START, fail
@@ -90,14 +91,14 @@ def _add_frontend_flags(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
     group.add_argument(
         "--max-body-bytes",
-        type=int,
+        type=positive_int,
         default=DEFAULT_MAX_BODY_BYTES,
         help="Largest request body; a larger one is answered with "
         f"{int(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)}.",
     )
     group.add_argument(
         "--max-media-per-request",
-        type=int,
+        type=count,
         default=DEFAULT_MAX_MEDIA,
         metavar="COUNT",
         help="Most images, sounds and videos of one request together.",

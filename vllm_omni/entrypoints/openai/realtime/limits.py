@@ -5,6 +5,8 @@ import argparse
 import time
 from dataclasses import dataclass
 
+from vllm_omni.config.flag_types import positive_int, positive_number, positive_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class RealtimeLimits:
@@ -43,31 +45,31 @@ def add_realtime_args(group: argparse._ArgumentGroup) -> None:
     default = RealtimeLimits()
     group.add_argument(
         "--realtime-max-sessions",
-        type=int,
+        type=positive_int,
         default=default.max_sessions,
         help="Most sessions of /v1/realtime at a time; further ones are closed with 1013.",
     )
     group.add_argument(
         "--realtime-max-frame-bytes",
-        type=int,
+        type=positive_int,
         default=default.max_frame_bytes,
         help="Largest message that a WebSocket client may send; a larger one closes it with 1009.",
     )
     group.add_argument(
         "--realtime-max-session-bytes",
-        type=int,
+        type=positive_int,
         default=default.max_session_bytes,
         help="Most that the conversation and the audio buffer of a realtime session may hold.",
     )
     group.add_argument(
         "--realtime-max-events-per-second",
-        type=float,
+        type=positive_number,
         default=default.events_per_second,
         help="Events that a realtime client may send per second; more closes it with 1008.",
     )
     group.add_argument(
         "--realtime-idle-timeout",
-        type=float,
+        type=positive_seconds,
         default=default.idle_timeout_s,
         metavar="SECONDS",
         help="A realtime session without events or a running response is closed with 1001.",
