@@ -52,7 +52,8 @@ class Omni:
         ...     for output in omni.generate(prompt, output_modalities=["text", "audio"]):
         ...         print(output.final_output_type)
 
-        In a script, under ``if __name__ == "__main__":``, for stages are processes that import it.
+        In a script, under ``if __name__ == "__main__":``: on a GPU, stages are processes that
+        import it.
     """
 
     def __init__(
