@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 from vllm.v1.engine.core import EngineCore
 
+from tests.processes import command_line
 from vllm_omni import AsyncOmni
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.fork_server import fork_server
@@ -119,8 +120,7 @@ def children() -> set[psutil.Process]:
     return {
         process
         for process in psutil.Process().children(recursive=True)
-        if process.pid != fork_server().pid
-        and "resource_tracker" not in " ".join(process.cmdline())
+        if process.pid != fork_server().pid and "resource_tracker" not in command_line(process)
     }
 
 

@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 
+from tests.processes import family
 from vllm_omni.testing.server import OmniServer
 from vllm_omni.testing.tiny import build
 
@@ -64,7 +65,7 @@ class LiveServer(OmniServer):
 
     def stop_cleanly(self) -> None:
         """SIGTERM: it must end with 0 and take its children along."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        children = family(self.process.pid)[1:]
         code = self.stop(signal.SIGTERM, STOP_TIMEOUT_S)
         _, alive = psutil.wait_procs(children, timeout=10)
         for process in alive:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it prints, what it returns, what it leaves behind."""
 
-import contextlib
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 import vllm_omni
 from tests.entrypoints.conftest import serve_command, serve_environment
+from tests.processes import command_line, family
 from vllm_omni.testing.server import free_port
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
@@ -119,12 +119,6 @@ def test_stage_that_does_not_start(checkpoint: Path) -> None:
     assert len(told) == 1 and "thinker" in told[0]
 
 
-def is_fork_server(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return "OmniForkServer" in " ".join(process.cmdline())
-    return False
-
-
 def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
     with (tmp_path / "log.txt").open("w+") as log:
         process = subprocess.Popen(
@@ -133,11 +127,12 @@ def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
             stderr=subprocess.STDOUT,
             env=serve_environment(),
         )
-        server = psutil.Process(process.pid)
         children: list[psutil.Process] = []
-        while process.poll() is None and not any(map(is_fork_server, children)):
+        while process.poll() is None and not any(
+            "OmniForkServer" in command_line(child) for child in children
+        ):
             time.sleep(0.05)  # before that it only imports, and a signal does what it always does
-            children = server.children(recursive=True)
+            children = family(process.pid)[1:]
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(60)

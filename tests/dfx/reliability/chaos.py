@@ -19,6 +19,7 @@ import psutil
 import soundfile
 
 from tests.dfx.reliability.harness import Live
+from tests.processes import command_line
 
 DEADLINE_S = 60.0
 SAMPLE_TOLERANCE = 2e-3
@@ -122,8 +123,8 @@ class Chaos:
         victims = [*self.live.workers("EngineCore"), *self.live.workers("OmniDiffusion")]
         victim = self._random.choice(victims)
         parent = victim.parent()
-        title = (parent if "EngineCore" in victim.cmdline()[0] and parent else victim).cmdline()[0]
-        self.killed.append(title.removeprefix("VLLM::"))
+        titled = parent if "EngineCore" in command_line(victim) and parent else victim
+        self.killed.append(command_line(titled).split(" ")[0].removeprefix("VLLM::"))
         victim.kill()
 
     def _client(self, seed: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.processes import command_line, family
 from vllm_omni.testing.server import OmniServer
 
 UNAVAILABLE_S = 2.0
@@ -69,7 +70,7 @@ class Live:
 
     def workers(self, title: str) -> list[psutil.Process]:
         """Processes of its tree by title: `EngineCore` (thinker, talker), `OmniDiffusion`, ..."""
-        return [p for p in self.root.children(recursive=True) if title in " ".join(p.cmdline())]
+        return [p for p in family(self.server.process.pid)[1:] if title in command_line(p)]
 
     def health(self) -> int:
         """Status of /health; the API answers whatever its stages do (B-14)."""
@@ -184,10 +185,10 @@ def serving(model: Path, folder: Path, flags: Sequence[str] = (), **env: str) ->
         yield live
     finally:
         if server.process.poll() is None:
-            family = [live.root, *live.root.children(recursive=True)]
+            processes = family(server.process.pid)
             server.stop()
-            psutil.wait_procs(family, GONE_S)
-            for process in family:
+            psutil.wait_procs(processes, GONE_S)
+            for process in processes:
                 if process.is_running():
                     process.kill()
         shutil.rmtree(sockets)
@@ -199,7 +200,7 @@ class Tree:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._root = live.root.pid
-        self.processes = [live.root, *live.root.children(recursive=True)]
+        self.processes = family(live.server.process.pid)
 
     def assert_gone(self) -> float:
         """Nothing is left: no process, no segment, no socket. Returns the seconds it took."""

@@ -26,6 +26,7 @@ from tests.dfx.reliability.harness import (
     serving,
     until,
 )
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
@@ -58,7 +59,7 @@ def worker(live: Live, stage: str) -> psutil.Process:
     if title == "OmniDiffusion":
         return live.workers(title)[0]
     (host,) = live.workers(f"OmniHost_{stage}")
-    return next(p for p in host.children() if "EngineCore" in " ".join(p.cmdline()))
+    return next(p for p in host.children() if "EngineCore" in command_line(p))
 
 
 def assert_unavailable(live: Live, scenario: str, ending: float = 0.0) -> None:
