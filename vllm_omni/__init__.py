@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
     from vllm_omni.entrypoints.omni import Omni
+    from vllm_omni.generation import OmniDiffusionSamplingParams
     from vllm_omni.outputs import OmniRequestOutput
 
 __version__ = version("vllm-omni")
@@ -15,10 +16,17 @@ __version__ = version("vllm-omni")
 _PUBLIC = {
     "AsyncOmni": "vllm_omni.entrypoints.async_omni",
     "Omni": "vllm_omni.entrypoints.omni",
+    "OmniDiffusionSamplingParams": "vllm_omni.generation",
     "OmniRequestOutput": "vllm_omni.outputs",
 }
 
-__all__ = ["AsyncOmni", "Omni", "OmniRequestOutput", "__version__"]
+__all__ = [
+    "AsyncOmni",
+    "Omni",
+    "OmniDiffusionSamplingParams",
+    "OmniRequestOutput",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

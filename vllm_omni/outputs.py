@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes out of a stage, and what a caller gets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import numpy as np
+from PIL import Image
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from vllm_omni.handles import RowSpan, TensorHandle
@@ -57,6 +59,11 @@ class TokenOutput:
     output: RequestOutput | None = None
 
 
+STEP = "step"
+STEPS = "steps"
+"""In `ProgramOutput.meta`: how far a request is."""
+
+
 class ProgramOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a program of the diffusion engine emitted for one request.
 
@@ -99,12 +106,52 @@ class AudioOutput:
     """A piece of sound.
 
     Attributes:
-        samples: float32 [n], mono, in [-1, 1].
+        samples: float32 [n], mono, in [-1, 1]; [outputs, channels, n] of a diffusion pipeline.
         sample_rate: Hz.
     """
 
     samples: np.ndarray
     sample_rate: int
+
+
+@dataclass(slots=True)
+class ImageOutput:
+    """Pictures.
+
+    Attributes:
+        pixels: uint8 [n, height, width, channels].
+    """
+
+    pixels: np.ndarray
+
+    def pictures(self) -> list[Image.Image]:
+        """Each as Pillow has it."""
+        return [Image.fromarray(p[..., 0] if p.shape[-1] == 1 else p) for p in self.pixels]
+
+
+@dataclass(slots=True)
+class VideoOutput:
+    """Videos of one request, all of one size.
+
+    Attributes:
+        frames: uint8 [n, frames, height, width, 3].
+        fps: Frames per second that the request asked for; None for the model's own.
+        audio: float32 [n, channels, samples], or None for silent ones.
+        sample_rate: Hz, of the sound.
+    """
+
+    frames: np.ndarray
+    fps: float | None = None
+    audio: np.ndarray | None = None
+    sample_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a diffusion request is: denoising steps done, of how many."""
+
+    step: int
+    steps: int
 
 
 class OmniRequestOutput(RequestOutput):
@@ -114,6 +161,11 @@ class OmniRequestOutput(RequestOutput):
         stage_id: Index of the stage that made it.
         final_output_type: Its modality: `text`, `audio`, `image`, ...
         audio: The sound, if `final_output_type` is `audio`.
+        image: The pictures, if it is `image`; a preview if `progress` is set.
+        video: The videos, if it is `video`.
+        latents: Undecoded results, or the trajectory, by name, where they were asked for.
+        seed: What a diffusion request's random numbers started from.
+        progress: Of a diffusion request that has not ended.
         stage_metrics: Per-stage timing; with the request's last output only.
         error_status_code: Set if the request failed through the client's fault (row A-45).
         error_type: See `error_status_code`.
@@ -130,6 +182,11 @@ class OmniRequestOutput(RequestOutput):
         prompt_token_ids: list[int] | None = None,
         outputs: list[CompletionOutput] | None = None,
         audio: AudioOutput | None = None,
+        image: ImageOutput | None = None,
+        video: VideoOutput | None = None,
+        latents: Mapping[str, np.ndarray] | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
         stage_metrics: tuple[StageMetrics, ...] = (),
         error_status_code: int | None = None,
         error_type: str | None = None,
@@ -147,6 +204,11 @@ class OmniRequestOutput(RequestOutput):
         self.stage_id = stage_id
         self.final_output_type = final_output_type
         self.audio = audio
+        self.image = image
+        self.video = video
+        self.latents = latents or {}
+        self.seed = seed
+        self.progress = progress
         self.stage_metrics = stage_metrics
         self.error_status_code = error_status_code
         self.error_type = error_type
@@ -160,7 +222,10 @@ class OmniRequestOutput(RequestOutput):
         vars(made).update(vars(output))
         made.stage_id = stage_id
         made.final_output_type = final_output_type
-        made.audio = None
+        made.audio = made.image = made.video = None
+        made.latents = {}
+        made.seed = None
+        made.progress = None
         made.stage_metrics = ()
         made.error_status_code = None
         made.error_type = None
@@ -177,11 +242,25 @@ class OmniRequestOutput(RequestOutput):
         return last
 
     @property
+    def images(self) -> list[Image.Image]:
+        """The pictures, if there are any."""
+        return [] if self.image is None else self.image.pictures()
+
+    @property
     def multimodal_output(self) -> dict[str, Any]:
-        """The non-text result, as vLLM-Omni's users read it: `{"audio": ndarray, "sr": Hz}`."""
-        if self.audio is None:
-            return {}
-        return {"audio": self.audio.samples, "sr": self.audio.sample_rate}
+        """The non-text result, as vLLM-Omni's users read it: `{"audio": ndarray, "sr": Hz}`,
+        `{"image": [pictures]}` or `{"video": frames, "fps": n}`."""
+        if self.audio is not None:
+            return {"audio": self.audio.samples, "sr": self.audio.sample_rate}
+        if self.image is not None:
+            return {"image": self.images}
+        if self.video is not None:
+            video = self.video
+            sound = (
+                {"audio": video.audio, "sr": video.sample_rate} if video.audio is not None else {}
+            )
+            return {"video": video.frames, "fps": video.fps, **sound}
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

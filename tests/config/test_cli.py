@@ -150,11 +150,8 @@ def test_flags_that_argparse_rejects(
         ["--batch-timeout", "10"],
         ["--ray-address", "x"],
         ["--worker-backend", "ray"],
-        ["--vae-use-slicing"],
-        ["--vae-use-tiling"],
         ["--cache-backend", "none"],
-        ["--flow-shift", "3.0"],
-        ["--model-class-name", "X"],
+        ["--enable-cpu-offload"],
     ],
 )
 def test_flags_without_effect_say_so(

@@ -441,14 +441,14 @@ def test_idle_keys_are_named_once(plan: Planner, caplog: pytest.LogCaptureFixtur
         "stages": [stage(1, silence_ban_frames=3, engine_extras={"engine_backend": "x"})],
     }
     with caplog.at_level(logging.WARNING):
-        plan(deploy, cli={"flow_shift": 3.0, "shm_threshold_bytes": 1})
-        plan(deploy, cli={"flow_shift": 3.0})
+        plan(deploy, cli={"cache_backend": "x", "shm_threshold_bytes": 1})
+        plan(deploy, cli={"cache_backend": "x"})
     told = [record.getMessage() for record in caplog.records]
     assert told.count("deploy config: speech_cache: accepted, has no effect yet") == 1
     assert (
         told.count("deploy config: stages[0].silence_ban_frames: accepted, has no effect yet") == 1
     )
-    assert told.count("--flow-shift: accepted, has no effect yet") == 1
+    assert told.count("--cache-backend: accepted, has no effect yet") == 1
     assert any(t.startswith("--shm-threshold-bytes: deprecated and without effect") for t in told)
     assert any(t.startswith("deploy config: edges: deprecated") for t in told)
     assert any(t.startswith("deploy config: stages[0].engine_backend: deprecated") for t in told)
@@ -456,8 +456,8 @@ def test_idle_keys_are_named_once(plan: Planner, caplog: pytest.LogCaptureFixtur
 
 def test_idle_keys_of_overrides_are_named(plan: Planner, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        plan(stage_overrides={"decoder": {"vae_use_tiling": True}})
-    assert "--stage-overrides: decoder.vae_use_tiling: accepted" in caplog.text
+        plan(stage_overrides={"decoder": {"enable_cpu_offload": True}})
+    assert "--stage-overrides: decoder.enable_cpu_offload: accepted" in caplog.text
 
 
 def test_keys_without_effect_on_a_diffusion_stage_are_named(
@@ -466,7 +466,7 @@ def test_keys_without_effect_on_a_diffusion_stage_are_named(
     with caplog.at_level(logging.WARNING):
         plan({"stages": [stage(2, max_num_batched_tokens=1, enable_prefix_caching=False)]})
     assert (
-        "stage 2 (decoder) is not autoregressive; these keys have no effect on it: "
+        "stage 2 (decoder): these keys have no effect on a stage of its kind: "
         "max_num_batched_tokens, enable_prefix_caching"
     ) in caplog.text
 

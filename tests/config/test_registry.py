@@ -128,9 +128,27 @@ def test_an_unknown_architecture_lists_the_known_pipelines(tmp_path: Path) -> No
     assert "qwen3_omni_moe" in str(caught.value)
 
 
-def test_diffusers_checkpoints_are_not_yet_supported(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    message = "is a diffusers pipeline (FluxPipeline); these are not yet supported"
+@pytest.mark.parametrize(
+    ("class_name", "modality"),
+    [("FluxPipeline", "image"), ("WanPipeline", "video"), ("StableAudioPipeline", "audio")],
+)
+def test_any_diffusers_pipeline_is_served(tmp_path: Path, class_name: str, modality: str) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": class_name}))
+    pipeline = resolve_pipeline(str(tmp_path))
+    assert pipeline.name == class_name
+    assert pipeline.output_modalities == (modality,)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "model_index.json cannot be read"),
+        ("{}", "names no pipeline (_class_name)"),
+        ('{"_class_name": "FluxPipelin"}', "did you mean 'FluxPipeline'"),
+    ],
+)
+def test_a_wrong_model_index(tmp_path: Path, index: str, message: str) -> None:
+    (tmp_path / "model_index.json").write_text(index)
     with pytest.raises(OmniConfigError, match=re.escape(message)):
         resolve_pipeline(str(tmp_path))
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint says about itself."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
 
+from vllm_omni.config.diffusers import MODEL_INDEX, model_index
 from vllm_omni.errors import OmniConfigError
+
+DIFFUSERS = "diffusers"
+"""`model_type` of a checkpoint of a diffusers pipeline."""
 
 
 def load_hf_config(
@@ -30,9 +32,9 @@ def load_hf_config(
 
     try:
         if not file_or_path_exists(model, "config.json", revision) and file_or_path_exists(
-            model, "model_index.json", revision
+            model, MODEL_INDEX, revision
         ):
-            raise OmniConfigError(_diffusers_message(model))
+            return _index_config(model_index(model, revision))
         return get_config(model, trust_remote_code, revision=revision)
     except OmniConfigError:
         raise
@@ -62,10 +64,8 @@ def checkpoint_dtype(hf_config: PretrainedConfig, config_name: str | None) -> st
     return str(dtype).removeprefix("torch.") if dtype else None
 
 
-def _diffusers_message(model: str) -> str:
-    index = Path(model) / "model_index.json"
-    kind = ""
-    if index.is_file():
-        content: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
-        kind = f" ({content.get('_class_name')})"
-    return f"model {model!r} is a diffusers pipeline{kind}; these are not yet supported"
+def _index_config(index: dict[str, Any]) -> PretrainedConfig:
+    """A diffusers checkpoint has no config of its own but the class of its pipeline."""
+    config = PretrainedConfig(architectures=[index["_class_name"]])
+    config.model_type = DIFFUSERS
+    return config

@@ -14,7 +14,7 @@ from vllm_omni.config.flag_types import count, positive_int, positive_seconds
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey, warn_idle
 from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.plan import DeploymentPlan, Reliability
-from vllm_omni.config.schema import StageKeys
+from vllm_omni.config.schema import StageKeys, describe, diffusion_keys, key_type
 from vllm_omni.errors import OmniConfigError
 
 logger = init_logger(__name__)
@@ -66,6 +66,7 @@ def add_omni_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _add_limit_flags(group)
     for name, entry in FLAG_IDLE.items():
         _add_idle_flag(group, name, entry)
+    _add_stage_flags(parser.add_argument_group("OmniDiffusion", "Settings of diffusion stages."))
     diffusion = parser.add_argument_group("Omni, not in effect yet", "Accepted, with a warning.")
     for name, entry in STAGE_IDLE.items():
         if entry.flag:
@@ -151,6 +152,18 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
         help="Most output of one request that waits for its client to read it; past it the "
         "request is aborted.",
     )
+
+
+def _add_stage_flags(group: argparse._ArgumentGroup) -> None:
+    """A flag for every key of a diffusion stage that vLLM has none for."""
+    for name in diffusion_keys():
+        options, text = ["--" + name.replace("_", "-")], describe(name)
+        kind = key_type(name)
+        if kind is bool:
+            action = argparse.BooleanOptionalAction
+            group.add_argument(*options, dest=name, action=action, default=None, help=text)
+        else:
+            group.add_argument(*options, dest=name, type=kind, default=None, help=text)
 
 
 def _add_idle_flag(group: argparse._ArgumentGroup, name: str, entry: IdleKey) -> None:

@@ -64,7 +64,6 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "tts_max_instructions_length": _flag("int", "Longest `instructions` of a speech request."),
     # loading
     "num_gpus": _flag("int", "Devices of a diffusion stage; `devices` says it."),
-    "model_class_name": _flag("str", "Diffusion pipeline class."),
     "diffusion_load_format": _flag("str", "How diffusion weights are loaded."),
     "diffusers_load_kwargs": _flag("json", "Arguments for diffusers' `from_pretrained`."),
     "diffusers_call_kwargs": _flag("json", "Arguments for each call of the pipeline."),
@@ -109,10 +108,6 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "diffusion_kv_cache_dtype": _flag("str", "Type of a diffusion stage's KV cache."),
     "diffusion_kv_cache_skip_steps": _flag("json", "Steps that keep full precision KV."),
     "diffusion_kv_cache_skip_layers": _flag("json", "Layers that keep full precision KV."),
-    "boundary_ratio": _flag("float", "Where the low-noise expert takes over."),
-    "flow_shift": _flag("float", "Shift of the flow-matching schedule."),
-    "vae_use_slicing": _flag("bool", "Decode the VAE's batch one by one."),
-    "vae_use_tiling": _flag("bool", "Decode the VAE in tiles."),
     "vae_fast_path": _flag("str", "Faster VAE decoding."),
     "vae_encode_fast_path": _flag("str", "`off`, `lossless` or `channels_last`."),
     "video_output_transport": _flag("str", "How videos leave the worker."),

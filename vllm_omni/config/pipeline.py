@@ -71,6 +71,7 @@ class Stage:
         final_output: Modality that it gives to the client, if any.
         owns_tokenizer: It turns text into tokens and back.
         default_sampling: Sampling defaults of the family (below YAML, flags and request).
+        takes_generation: Its requests are `GenerationRequest`s, not tokens or rows.
         sampling_constraints: Always win over a request (`stop_token_ids` are united).
     """
 
@@ -84,6 +85,7 @@ class Stage:
     row_driven: bool = False
     final_output: Modality | None = None
     owns_tokenizer: bool = False
+    takes_generation: bool = False
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     sampling_constraints: Callable[[PretrainedConfig], Mapping[str, Any]] | None = None
 

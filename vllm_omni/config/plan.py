@@ -39,6 +39,7 @@ class DiffusionStageConfig:
         enforce_eager: Neither CUDA graphs nor compilation.
         load_format: `auto`, or `dummy` for random weights.
         gpu_memory_utilization: Share of the device, if one was given.
+        model_class_name: See `LoadContext` for this and the others.
     """
 
     model: str
@@ -50,6 +51,11 @@ class DiffusionStageConfig:
     trust_remote_code: bool = False
     revision: str | None = None
     gpu_memory_utilization: float | None = None
+    model_class_name: str | None = None
+    flow_shift: float | None = None
+    boundary_ratio: float | None = None
+    vae_use_slicing: bool = False
+    vae_use_tiling: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

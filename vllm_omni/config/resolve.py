@@ -163,6 +163,15 @@ def _engine_args(inputs: StageInputs, settings: Mapping[str, Setting]) -> dict[s
     return args
 
 
+_OF_PIPELINES = (
+    "model_class_name",
+    "flow_shift",
+    "boundary_ratio",
+    "vae_use_slicing",
+    "vae_use_tiling",
+)
+
+
 def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> DiffusionStageConfig:
     names = {
         "dtype": "dtype",
@@ -172,6 +181,7 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
         "trust_remote_code": "trust_remote_code",
         "revision": "revision",
         "gpu_memory_utilization": "gpu_memory_utilization",
+        **{name: name for name in _OF_PIPELINES},
     }
     given = {names[key]: setting.value for key, setting in settings.items() if key in names}
     model = _value(settings, "model", inputs.model)
@@ -183,12 +193,13 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
 
 def _warn_without_effect(inputs: StageInputs, settings: Mapping[str, Setting]) -> None:
     without_effect = {key for key in settings if "diffusion" not in engines_of(StageKeys, key)}
+    sampling = frozenset() if inputs.stage.takes_generation else {*_SAMPLING, *_OF_PIPELINES}
     names = [
-        key for key in settings if key in _SAMPLING or key in without_effect - PLAN_KEYS - {"model"}
+        key for key in settings if key in sampling or key in without_effect - PLAN_KEYS - {"model"}
     ]
     if names:
         logger.warning_once(
-            "%s is not autoregressive; these keys have no effect on it: %s",
+            "%s: these keys have no effect on a stage of its kind: %s",
             inputs.where,
             ", ".join(names),
         )

@@ -7,7 +7,8 @@ error that names the nearest known key.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -33,6 +34,7 @@ PLATFORMS = ("cpu", "cuda", "musa", "npu", "rocm", "xpu")
 
 Engine = Literal["ar", "diffusion"]
 AR: tuple[Engine, ...] = ("ar",)
+DIFFUSION: tuple[Engine, ...] = ("diffusion",)
 BOTH: tuple[Engine, ...] = ("ar", "diffusion")
 
 
@@ -220,6 +222,30 @@ class StageKeys(Section):
     max_model_len: Annotated[int, BeforeValidator(_max_model_len)] | None = key(
         "Longest sequence; `auto` takes what fits.", engines=AR, flag=AR, ge=-1
     )
+    model_class_name: str | None = key(
+        "Diffusers pipeline class; default: the one that the checkpoint names.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    flow_shift: Float | None = key(
+        "Shift of the flow-matching schedule, instead of the checkpoint's.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        gt=0,
+    )
+    boundary_ratio: Float | None = key(
+        "Share of the schedule after which the low-noise expert takes over (Wan 2.2).",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        ge=0,
+        le=1,
+    )
+    vae_use_slicing: bool | None = key(
+        "The VAE decodes a batch one by one: less memory.", engines=DIFFUSION, flag=DIFFUSION
+    )
+    vae_use_tiling: bool | None = key(
+        "The VAE decodes in tiles: less memory.", engines=DIFFUSION, flag=DIFFUSION
+    )
 
 
 class EngineExtras(StageKeys):
@@ -379,6 +405,22 @@ def engines_of(section: type[Section], name: str) -> tuple[Engine, ...]:
 def flag_engines_of(name: str) -> tuple[Engine, ...]:
     """Engines of the stages that a command-line flag of that name goes to."""
     return _meta(StageOverride, name, "flag")
+
+
+def diffusion_keys() -> tuple[str, ...]:
+    """Keys of diffusion stages alone that have a command-line flag."""
+    return tuple(n for n in StageKeys.model_fields if flag_engines_of(n) == DIFFUSION)
+
+
+def describe(name: str) -> str:
+    """A stage key's description."""
+    return StageKeys.model_fields[name].description or ""
+
+
+def key_type(name: str) -> type:
+    """A stage key's plain type: bool, int, float or str."""
+    (kind,) = (t for t in get_args(StageKeys.model_fields[name].annotation) if t is not NoneType)
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _meta(section: type[Section], name: str, entry: str) -> tuple[Engine, ...]:

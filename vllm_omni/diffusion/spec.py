@@ -30,6 +30,12 @@ class LoadContext:
         dtype: The deployment's dtype; None for the program's or checkpoint's own choice.
         revision: Branch, tag or commit on the hub.
         random_weights: Do not read weights (`load_format: dummy`).
+        trust_remote_code: Run code that comes with the checkpoint.
+        model_class_name: Diffusers pipeline class, instead of the checkpoint's own.
+        flow_shift: Of the schedulers, instead of the checkpoint's.
+        boundary_ratio: Where the low-noise expert takes over, instead of the checkpoint's.
+        vae_use_slicing: Decode a batch one by one.
+        vae_use_tiling: Decode in tiles.
     """
 
     model: str
@@ -37,6 +43,12 @@ class LoadContext:
     dtype: torch.dtype | None = None
     revision: str | None = None
     random_weights: bool = False
+    trust_remote_code: bool = False
+    model_class_name: str | None = None
+    flow_shift: float | None = None
+    boundary_ratio: float | None = None
+    vae_use_slicing: bool = False
+    vae_use_tiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,12 @@ class Worker:
             _dtype(settings.dtype),
             settings.revision,
             random_weights=settings.load_format == "dummy",
+            trust_remote_code=settings.trust_remote_code,
+            model_class_name=settings.model_class_name,
+            flow_shift=settings.flow_shift,
+            boundary_ratio=settings.boundary_ratio,
+            vae_use_slicing=settings.vae_use_slicing,
+            vae_use_tiling=settings.vae_use_tiling,
         )
         with torch.inference_mode():
             loaded = spec.load(context)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turning a final stage's output into what the caller gets."""
 
+from collections.abc import Mapping
+
+import numpy as np
 from vllm.outputs import RequestOutput
 
 from vllm_omni.config.pipeline import Pipeline, Stage
@@ -8,11 +11,16 @@ from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine.messages import Emit, Message
 from vllm_omni.engine.request_state import RequestState
 from vllm_omni.outputs import (
+    STEP,
+    STEPS,
     AudioOutput,
+    ImageOutput,
     OmniRequestOutput,
     ProgramOutput,
+    Progress,
     StageOutput,
     TokenOutput,
+    VideoOutput,
 )
 
 
@@ -75,18 +83,39 @@ def _text_output(stage_id: int, output: RequestOutput) -> OmniRequestOutput:
 def _program_output(
     stage_id: int, modality: str, output: ProgramOutput, connector: OmniConnector
 ) -> OmniRequestOutput | None:
-    audio = None
-    if output.payload is not None:
-        tensors = connector.get("", "client", output.payload.key, output.payload)
-        audio = AudioOutput(
-            samples=tensors["audio"].numpy(), sample_rate=int(output.meta["sample_rate"])
-        )
-    elif not output.finished:
-        return None
-    return OmniRequestOutput(
+    made = OmniRequestOutput(
         output.request_id,
         final_output_type=modality,
         stage_id=stage_id,
         finished=output.finished,
-        audio=audio,
     )
+    if STEP in output.meta:
+        made.progress = Progress(int(output.meta[STEP]), int(output.meta[STEPS]))
+    if output.payload is not None:
+        tensors = connector.get("", "client", output.payload.key, output.payload)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        _fill(made, modality, arrays, output.meta)
+    elif not output.finished and made.progress is None:
+        return None
+    return made
+
+
+def _fill(
+    made: OmniRequestOutput,
+    modality: str,
+    arrays: dict[str, np.ndarray],
+    meta: Mapping[str, int | float | str],
+) -> None:
+    """Put what a program made where callers look for it."""
+    if "seed" in meta:
+        made.seed = int(meta["seed"])
+    rate = int(meta["sample_rate"]) if "sample_rate" in meta else None
+    if modality == "image" and "image" in arrays:
+        made.image = ImageOutput(arrays.pop("image"))
+    elif modality == "video" and "video" in arrays:
+        fps = float(meta["fps"]) if "fps" in meta else None
+        sound = arrays.pop("audio", None)
+        made.video = VideoOutput(arrays.pop("video"), fps, sound, rate)
+    elif modality == "audio" and "audio" in arrays:
+        made.audio = AudioOutput(samples=arrays.pop("audio"), sample_rate=rate or 0)
+    made.latents = arrays

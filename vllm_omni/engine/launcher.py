@@ -56,11 +56,15 @@ Starting = StartingArReplica | StartingDiffusionReplica
 
 @dataclass(frozen=True, slots=True)
 class LaunchedPipeline:
-    """A deployment whose stages run."""
+    """A deployment whose stages run.
+
+    Attributes:
+        entry_llm: vLLM's front end of the entry stage; None if that is no language model.
+    """
 
     plan: DeploymentPlan
     engine: OmniEngine
-    entry_llm: StageLLM
+    entry_llm: StageLLM | None
     deployment_id: str
     owner: int = field(default_factory=os.getpid)
 
@@ -69,7 +73,8 @@ class LaunchedPipeline:
         if os.getpid() != self.owner:
             return
         self.engine.shutdown(timeout)
-        self.entry_llm.close()
+        if self.entry_llm is not None:
+            self.entry_llm.close()
         if self.plan.traces_endpoint is not None:
             flush_tracing()
         sweep(self.deployment_id)
@@ -108,8 +113,8 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         engine = OmniEngine(_topology(plan), pools, connector)
         undo.pop_all()
     entry = pools[plan.pipeline.stage_id(plan.pipeline.entry.name)].replica(0)
-    assert isinstance(entry, ArReplica)
-    return LaunchedPipeline(plan, engine, entry.lend_front_end(), deployment_id)
+    llm = entry.lend_front_end() if isinstance(entry, ArReplica) else None
+    return LaunchedPipeline(plan, engine, llm, deployment_id)
 
 
 def prepare(plan: DeploymentPlan) -> None:

@@ -8,6 +8,7 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from vllm import SamplingParams
@@ -29,7 +30,7 @@ from vllm_omni.engine.messages import (
 )
 from vllm_omni.entrypoints.admission import Admission
 from vllm_omni.entrypoints.output_stream import OutputStream
-from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import has_sounds, with_sounds_as_heard
 from vllm_omni.errors import (
     DeadlineExceededError,
@@ -38,6 +39,7 @@ from vllm_omni.errors import (
     OmniGenerateError,
     StageUnavailableError,
 )
+from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 from vllm_omni.start_report import no_check
 
@@ -75,11 +77,11 @@ class AsyncOmni(EngineClient):
         self._fatal: BaseException | None = None
         self._draining = False
         self._clearing: set[asyncio.Future[None]] = set()
-        entry = launched.entry_llm
-        self.vllm_config = entry.vllm_config
-        self.model_config = entry.model_config
-        self.renderer = entry.renderer
-        self.input_processor = entry.input_processor
+        if (entry := launched.entry_llm) is not None:
+            self.vllm_config = entry.vllm_config
+            self.model_config = entry.model_config
+            self.renderer = entry.renderer
+            self.input_processor = entry.input_processor
 
     @classmethod
     def from_plan(cls, plan: DeploymentPlan, check: Callable[[], None] = no_check) -> "AsyncOmni":
@@ -135,11 +137,11 @@ class AsyncOmni(EngineClient):
     async def generate(  # type: ignore[override]
         self,
         prompt: Any,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | OmniDiffusionSamplingParams | None = None,
         request_id: str | None = None,
         *,
-        sampling_params_list: Sequence[SamplingParams | Mapping[str, Any] | None] | None = None,
-        output_modalities: Sequence[str] = ("text",),
+        sampling_params_list: Sequence[StageParams] | None = None,
+        output_modalities: Sequence[str] | None = None,
         voice: str | None = None,
         timeout: float | None = None,
         **entry_kwargs: Any,
@@ -152,7 +154,8 @@ class AsyncOmni(EngineClient):
             request_id: For `abort` and the log; made up if None.
             sampling_params_list: By stage id, on top of the stages' defaults; entry 0 gives way to
                 `sampling_params`.
-            output_modalities: Which of the pipeline's output modalities to make.
+            output_modalities: Which of the pipeline's output modalities to make; text, or what else
+                it makes first, if None.
             voice: A speaker of the checkpoint, any case; None for the default.
             timeout: Seconds that the request may take; at most, and by default, what the server
                 allows (`--request-timeout`).
@@ -175,9 +178,12 @@ class AsyncOmni(EngineClient):
                 param="request_id",
             )
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
-        if has_sounds(prompt):
+        if output_modalities is None:
+            output_modalities = self.pipeline.output_modalities[:1]
+        if has_sounds(prompt) and not self.pipeline.entry.takes_generation:
             prompt = await asyncio.to_thread(with_sounds_as_heard, prompt)
-        submit = self._requests.make(
+        make = partial(
+            self._requests.make,
             prompt,
             f"{request_id}-{next(self._serial)}",
             sampling_params,
@@ -187,6 +193,8 @@ class AsyncOmni(EngineClient):
             time.monotonic(),
             {key: value for key, value in entry_kwargs.items() if value is not None},
         )
+        # Pictures take milliseconds to be put in order.
+        submit = await asyncio.to_thread(make) if self._has_media(prompt) else make()
         with self._registered(request_id, submit) as stream:
             async with self.admission.working(timeout) as ticket:
                 deadline = min(ticket.deadline, self.admission.deadline(timeout))
@@ -209,6 +217,12 @@ class AsyncOmni(EngineClient):
                     timer.cancel()
                     if not ended:
                         self._engine.send(Abort((submit.request_id,)))
+
+    def _has_media(self, prompt: Any) -> bool:
+        """Whether a request brings media that this side has to copy."""
+        if not self.pipeline.entry.takes_generation:
+            return False
+        return isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
     @contextmanager
     def _registered(self, request_id: str, submit: Submit) -> Iterator[OutputStream]:
@@ -376,6 +390,8 @@ class AsyncOmni(EngineClient):
         """No KV transfer between servers is set up here, so there is nothing to free."""
 
     async def get_supported_tasks(self) -> tuple[Any, ...]:
+        if self.pipeline.entry.takes_generation:
+            return ()
         return (await self._call("get_supported_tasks"))[0]
 
     async def is_tracing_enabled(self) -> bool:

@@ -20,9 +20,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.config.build import build_plan
 from vllm_omni.engine.launcher import launch_pipeline
 from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
-from vllm_omni.entrypoints.requests import RequestFactory
+from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import with_sounds_as_heard
 from vllm_omni.errors import OmniClientError
+from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
 POLL_S = 1.0
@@ -102,7 +103,8 @@ class Omni:
         self,
         prompts: Any,
         sampling_params: SamplingParams
-        | Sequence[SamplingParams | Mapping[str, Any] | None]
+        | OmniDiffusionSamplingParams
+        | Sequence[StageParams]
         | None = None,
         *,
         output_modalities: Sequence[str] | None = None,
@@ -127,22 +129,20 @@ class Omni:
         """
         batch = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
         modalities = output_modalities or self.pipeline.output_modalities
-        if not isinstance(sampling_params, SamplingParams | list | tuple | None):
+        single = isinstance(sampling_params, SamplingParams | OmniDiffusionSamplingParams)
+        if not single and not isinstance(sampling_params, list | tuple | None):
             raise OmniClientError(
-                "`sampling_params` should be SamplingParams, or a list with one entry per stage, "
+                "`sampling_params` should be SamplingParams (of a diffusion model: "
+                "OmniDiffusionSamplingParams), or a list with one entry per stage, "
                 f"not {type(sampling_params).__name__}",
                 param="sampling_params",
             )
-        entry, by_stage = (
-            (sampling_params, None)
-            if isinstance(sampling_params, SamplingParams)
-            else (None, sampling_params)
-        )
+        entry, by_stage = (sampling_params, None) if single else (None, sampling_params)
         ids = [f"omni-{uuid.uuid4().hex}" for _ in batch]
         submits = [
             _at_the_end(
                 self._requests.make(
-                    with_sounds_as_heard(prompt),
+                    self._prepared(prompt),
                     request_id,
                     entry,
                     by_stage,
@@ -157,6 +157,10 @@ class Omni:
         with self._calls:  # all calls read the engine's one queue
             done = self._collect(submits, use_tqdm)
         return [output for request_id in ids for output in done[request_id]]
+
+    def _prepared(self, prompt: Any) -> Any:
+        generates = self.pipeline.entry.takes_generation
+        return prompt if generates else with_sounds_as_heard(prompt)
 
     def _collect(self, submits: list[Submit], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:
         """Run requests, as many at a time as the stages can work on."""

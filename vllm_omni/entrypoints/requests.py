@@ -11,7 +11,12 @@ from vllm_omni.config.plan import DeploymentPlan, StagePlan
 from vllm_omni.config.problems import did_you_mean
 from vllm_omni.engine.messages import Submit
 from vllm_omni.engine.sampling import check_frames, constrain, default_params, merge_request
+from vllm_omni.entrypoints.generation_inputs import generation_input, merged_params
 from vllm_omni.errors import OmniClientError
+from vllm_omni.generation import OmniDiffusionSamplingParams
+
+StageParams = SamplingParams | OmniDiffusionSamplingParams | Mapping[str, Any] | None
+"""What a caller may say about one stage."""
 
 ENTRY_KWARGS: Mapping[str, type] = {
     "prompt_text": str,
@@ -43,14 +48,15 @@ class RequestFactory:
             default_params(stage.default_sampling, constraints) if _samples(stage) else None
             for stage, constraints in zip(plan.stages, self._constraints, strict=True)
         ]
+        self._entry_defaults = plan.entry.default_sampling
         self.voices = _voices(plan)
 
     def make(
         self,
         prompt: Any,
         request_id: str,
-        sampling_params: SamplingParams | None,
-        sampling_params_list: Sequence[SamplingParams | Mapping[str, Any] | None] | None,
+        sampling_params: SamplingParams | OmniDiffusionSamplingParams | None,
+        sampling_params_list: Sequence[StageParams] | None,
         output_modalities: Sequence[str],
         voice: str | None,
         arrival: float,
@@ -63,6 +69,18 @@ class RequestFactory:
         """
         _check_kwargs(entry_kwargs)
         modalities = self._modalities(output_modalities)
+        if self._pipeline.entry.takes_generation:
+            given, field = self._entry_params(sampling_params, sampling_params_list)
+            generation = merged_params(self._entry_defaults, given, field)
+            return Submit(
+                request_id=request_id,
+                prompt=generation_input(prompt, generation),
+                params=(None,) * len(self.defaults),
+                modalities=modalities,
+                voice=None,
+                arrival=arrival,
+                entry_kwargs=entry_kwargs,
+            )
         params = self._params(sampling_params, sampling_params_list)
         entry = params[self._entry_id]
         if modalities != {"text"} and isinstance(entry, SamplingParams) and entry.n > 1:
@@ -82,6 +100,17 @@ class RequestFactory:
             arrival=arrival,
             entry_kwargs=entry_kwargs,
         )
+
+    def _entry_params(self, entry: Any, by_stage: Sequence[Any] | None) -> tuple[Any, str]:
+        """What was said about the entry stage, and in which field."""
+        if entry is not None or by_stage is None:
+            return entry, "sampling_params"
+        if len(by_stage) != len(self.defaults):
+            raise OmniClientError(
+                f"one entry per stage is wanted: {len(self.defaults)}, got {len(by_stage)}",
+                param="sampling_params_list",
+            )
+        return by_stage[self._entry_id], f"sampling_params_list.{self._entry_id}"
 
     def _modalities(self, wanted: Sequence[str]) -> frozenset[str]:
         if isinstance(wanted, str) or not isinstance(wanted, Iterable):

@@ -13,11 +13,12 @@ from transformers import PretrainedConfig
 from vllm.plugins import load_general_plugins
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from vllm_omni.config.checkpoint import load_hf_config
+from vllm_omni.config.checkpoint import DIFFUSERS, load_hf_config
 from vllm_omni.config.pipeline import Pipeline
 from vllm_omni.config.problems import did_you_mean
 from vllm_omni.config.schema import DeployConfig
 from vllm_omni.errors import OmniConfigError
+from vllm_omni.pipelines.diffusers import diffusers_pipeline
 
 T = TypeVar("T")
 
@@ -131,6 +132,7 @@ def resolve_pipeline(
     hf_config: PretrainedConfig | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    model_class_name: str | None = None,
 ) -> Pipeline:
     """The pipeline for a checkpoint.
 
@@ -143,9 +145,12 @@ def resolve_pipeline(
         hf_config: The checkpoint's config, if it has been loaded already.
         trust_remote_code: For loading it.
         revision: For loading it.
+        model_class_name: Diffusers class, for a checkpoint of a diffusers pipeline.
     """
     if hf_config is None:
         hf_config = load_hf_config(model, trust_remote_code=trust_remote_code, revision=revision)
+    if hf_config.model_type == DIFFUSERS:
+        return diffusers_pipeline(_pipeline_class(hf_config, model_class_name))
     silent = hf_config.to_dict().get("enable_audio_output") is False
     explicit = deploy.pipeline if deploy is not None else None
     if explicit is not None:
@@ -170,6 +175,12 @@ def resolve_pipeline(
     if silent and name + THINKER_ONLY_SUFFIX in PIPELINES:
         name += THINKER_ONLY_SUFFIX
     return PIPELINES[name]
+
+
+def _pipeline_class(hf_config: PretrainedConfig, class_name: str | None) -> str:
+    """The diffusers class that a deployment names, or else the checkpoint."""
+    (own,) = hf_config.architectures or ("",)
+    return class_name or own
 
 
 def _find(hf_config: PretrainedConfig) -> str | None:

@@ -18,6 +18,12 @@ from vllm import envs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import resolve_default_chat_template_kwargs
+from vllm.entrypoints.launchers.utils.server_utils import lifespan
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.instrumentator import health
+from vllm.entrypoints.serve.instrumentator.metrics import attach_router as attach_metrics
+from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
 from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 from vllm.logger import init_logger
 from vllm.renderers.chat_utils import load_chat_template
@@ -39,7 +45,7 @@ from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
 from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
-from vllm_omni.entrypoints.openai.routes import chat, realtime
+from vllm_omni.entrypoints.openai.routes import chat, realtime, server
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 from vllm_omni.entrypoints.openai.serving_speech_to_text import (
     OmniServingTranscription,
@@ -59,6 +65,8 @@ async def build_omni_app(
         args: Flags of `vllm serve --omni`.
         entry_sampling: Sampling defaults of the entry stage.
     """
+    if engine_client.pipeline.entry.takes_generation:
+        return build_generation_app(engine_client, args)
     tasks = await engine_client.get_supported_tasks()
     logger.info("Supported tasks: %s", tasks)
     app = build_app(args, tasks, engine_client.model_config)
@@ -75,6 +83,34 @@ async def build_omni_app(
     if "transcription" in tasks:
         init_speech_to_text_state(engine_client, app.state, args)
     return app
+
+
+def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
+    """The application of a pipeline without a language model at its entry.
+
+    vLLM's has no routes for it, so this one has only ours and what is said about any server.
+    """
+    documented = {} if not args.disable_fastapi_docs else _UNDOCUMENTED
+    app = FastAPI(title="vLLM-Omni", lifespan=lifespan, **documented)
+    app.root_path = args.root_path
+    for router in (server.router, health.router):
+        app.include_router(router)
+    attach_metrics(app)
+    init_entrypoints_middleware(args, app, ())
+    init_exception_handler(app)
+    install_error_handlers(app)
+    add_middleware(app, args, engine_client.admission)
+    app.state.engine_client = engine_client
+    app.state.args = args
+    app.state.log_stats = not args.disable_log_stats
+    app.state.omni_models = [
+        BaseModelPath(name=name, model_path=args.model)
+        for name in args.served_model_name or [args.model]
+    ]
+    return app
+
+
+_UNDOCUMENTED: Mapping[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None}
 
 
 def add_middleware(app: FastAPI, args: Namespace, admission: Admission) -> None:

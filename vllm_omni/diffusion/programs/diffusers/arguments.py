@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a request says to the arguments of a pipeline's `__call__`."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from vllm_omni.config.diffusers import call_parameters
+from vllm_omni.config.problems import did_you_mean
+from vllm_omni.diffusion.programs.diffusers.kit import media_parameter
+from vllm_omni.errors import OmniClientError
+from vllm_omni.generation import GenerationRequest, media_name
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "height": ("height",),
+    "width": ("width",),
+    "num_inference_steps": ("num_inference_steps",),
+    "guidance_scale": ("guidance_scale",),
+    "guidance_scale_2": ("guidance_scale_2",),
+    "true_cfg_scale": ("true_cfg_scale",),
+    "num_outputs_per_prompt": (
+        "num_images_per_prompt",
+        "num_videos_per_prompt",
+        "num_waveforms_per_prompt",
+    ),
+    "num_frames": ("num_frames", "num_frames_per_chunk"),
+    "fps": ("frame_rate", "fps"),
+    "strength": ("strength",),
+    "sigmas": ("sigmas",),
+    "layers": ("layers",),
+    "resolution": ("resolution",),
+    "max_sequence_length": ("max_sequence_length",),
+    "audio_length": ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s"),
+    "audio_start": ("audio_start_in_s",),
+}
+"""Fields of `OmniDiffusionSamplingParams` -> parameters that take them, by preference."""
+
+PRIVATE = frozenset(
+    {
+        "generator",
+        "latents",
+        "output_type",
+        "return_dict",
+        "callback",
+        "callback_steps",
+        "callback_on_step_end",
+        "callback_on_step_end_tensor_inputs",
+        "prompt",
+        "negative_prompt",
+        "cross_attention_kwargs",
+        "attention_kwargs",
+        "joint_attention_kwargs",
+    }
+)
+"""Parameters that `extra_args` may not name."""
+
+
+def call_arguments(
+    pipeline: DiffusionPipeline,
+    request: GenerationRequest,
+    media: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Keyword arguments of one call.
+
+    Args:
+        pipeline: Whose `__call__`.
+        request: What is asked for; its seed is set.
+        media: By `media_name`.
+        device: Where the models are.
+
+    Raises:
+        OmniClientError: The pipeline has no such parameter; names it.
+    """
+    cls = type(pipeline)
+    known = call_parameters(cls)
+    arguments: dict[str, Any] = {}
+    for name, value in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
+        if value is not None:
+            arguments[_known(cls, name, (name,))] = value
+    if request.prompt is None and "prompt" in known:
+        raise OmniClientError("`prompt` is missing", param="prompt")
+    given = request.params.given()
+    for name, parameters in PARAMETERS.items():
+        if name in given:
+            arguments[_known(cls, name, parameters)] = given[name]
+    for name, value in request.params.extra_args.items():
+        arguments[_extra(cls, name)] = value
+    for medium, count in request.media.items():
+        parameter = media_parameter(cls, medium)
+        assert parameter is not None  # Kit.choose has seen to it
+        pieces = [as_input(medium, media[media_name(medium, i)]) for i in range(count)]
+        arguments[parameter] = pieces[0] if count == 1 else pieces
+    if request.sample_rate is not None:
+        for name in ("sample_rate", "initial_audio_sampling_rate"):
+            if name in known:
+                arguments[name] = request.sample_rate
+    if "generator" in known:
+        arguments["generator"] = generator(request, device)
+    if "output_type" in known:
+        arguments["output_type"] = "latent" if request.params.output_type == "latent" else "pt"
+    return arguments
+
+
+def generator(request: GenerationRequest, device: torch.device) -> torch.Generator:
+    """The request's own source of random numbers.
+
+    Raises:
+        OmniClientError: There is no such device here.
+    """
+    name = request.params.generator_device or "cpu"
+    if name not in ("cpu", device.type):
+        raise OmniClientError(
+            f"`generator_device`: should be cpu or {device.type}, not {name!r}",
+            param="generator_device",
+        )
+    assert request.params.seed is not None
+    return torch.Generator(device if name == device.type else "cpu").manual_seed(
+        request.params.seed
+    )
+
+
+def as_input(medium: str, piece: torch.Tensor) -> Any:
+    """A piece as pipelines take it: a picture, a list of pictures, or samples."""
+    if medium == "audio":
+        return piece
+    if piece.ndim == 4:
+        return [_picture(frame) for frame in piece]
+    return _picture(piece)
+
+
+def _picture(pixels: torch.Tensor) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(pixels.numpy()))
+
+
+def _known(cls: type[DiffusionPipeline], field: str, parameters: tuple[str, ...]) -> str:
+    known = call_parameters(cls)
+    for parameter in parameters:
+        if parameter in known:
+            return parameter
+    raise OmniClientError(f"`{field}`: {cls.__name__} takes none", param=field)
+
+
+def _extra(cls: type[DiffusionPipeline], name: str) -> str:
+    known = call_parameters(cls)
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    open_to = [n for n, p in known.items() if p.kind in named and n not in PRIVATE]
+    open_to = [n for n in open_to if "embeds" not in n and "latents" not in n]
+    if name not in open_to:
+        raise OmniClientError(
+            f"`extra_args.{name}`: {cls.__name__} takes no such argument"
+            f"{did_you_mean(name, open_to)}",
+            param=f"extra_args.{name}",
+        )
+    return name

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipelines that one checkpoint's components make, and the one that a request needs."""
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from diffusers.pipelines import auto_pipeline
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import nn
+
+from vllm_omni.config.diffusers import call_parameters
+from vllm_omni.diffusion.program import Program
+from vllm_omni.errors import OmniClientError
+
+_TASKS: tuple[Mapping[str, type[DiffusionPipeline]], ...] = (
+    auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
+    auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+    auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
+    auto_pipeline.AUTO_TEXT2VIDEO_PIPELINES_MAPPING,
+    auto_pipeline.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
+    auto_pipeline.AUTO_VIDEO2VIDEO_PIPELINES_MAPPING,
+)
+"""diffusers' own tables of which classes are one family's, by task."""
+
+MEDIA: Mapping[str, tuple[str, ...]] = {
+    "image": ("image", "images", "input_images"),
+    "last_image": ("last_image",),
+    "mask_image": ("mask_image", "mask"),
+    "control_image": ("control_image",),
+    "video": ("video",),
+    "mask_video": ("mask",),
+    "reference_images": ("reference_images",),
+    "audio": ("audio", "initial_audio_waveforms", "src_audio"),
+    "pose_video": ("pose_video",),
+    "face_video": ("face_video",),
+}
+"""Media of a request -> the parameters of `__call__` that take them, by preference."""
+
+
+def media_parameter(cls: type[DiffusionPipeline], medium: str) -> str | None:
+    """The parameter that takes a medium, if there is one."""
+    return next((n for n in MEDIA.get(medium, ()) if n in call_parameters(cls)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """A loaded checkpoint.
+
+    Attributes:
+        base: The pipeline as the checkpoint names it, with the models themselves.
+        siblings: Pipelines of other classes over the same components.
+    """
+
+    base: DiffusionPipeline
+    siblings: tuple[DiffusionPipeline, ...] = field(default=())
+
+    @classmethod
+    def of(cls, base: DiffusionPipeline) -> "Kit":
+        """A kit with every sibling that the components suffice for."""
+        return cls(base, tuple(_siblings(base)))
+
+    def models(self) -> dict[str, nn.Module]:
+        """The models by the name of the pipeline's component."""
+        found = {n: m for n, m in self.base.components.items() if isinstance(m, nn.Module)}
+        return dict(sorted(found.items()))
+
+    def choose(self, media: Iterable[str]) -> DiffusionPipeline:
+        """The pipeline for a request with these media.
+
+        Raises:
+            OmniClientError: None of them takes them, or one that is missing is needed.
+        """
+        media = tuple(media)
+        fitting = [p for p in (self.base, *self.siblings) if _takes(type(p), media)]
+        if not fitting:
+            unknown = next(m for m in media if media_parameter(type(self.base), m) is None)
+            raise OmniClientError(f"{type(self.base).__name__} takes no `{unknown}`", param=unknown)
+        chosen = next((p for p in fitting if not _missing(type(p), media)), None)
+        if chosen is None:
+            missing = _missing(type(fitting[0]), media)[0]
+            raise OmniClientError(f"{type(fitting[0]).__name__} needs `{missing}`", param=missing)
+        return chosen
+
+    def private(self, pipeline: DiffusionPipeline, program: Program) -> DiffusionPipeline:
+        """A copy for one request: its models are proxies, its schedulers its own."""
+        mine = copy.copy(pipeline)
+        own: dict[str, Any] = {}
+        for name, part in pipeline.components.items():
+            if isinstance(part, nn.Module):
+                own[name] = program.component(name)
+            elif isinstance(part, SchedulerMixin):
+                own[name] = copy.deepcopy(part)
+        # Not by attribute: that would note each in the pipeline's config.
+        vars(mine).update(own)
+        return mine
+
+
+def _takes(cls: type[DiffusionPipeline], media: Iterable[str]) -> bool:
+    return all(media_parameter(cls, medium) is not None for medium in media)
+
+
+def _missing(cls: type[DiffusionPipeline], media: Iterable[str]) -> list[str]:
+    """Media that a pipeline cannot go without: parameters without a default, and pictures of
+    pipelines whose names say that they change one."""
+    given = {media_parameter(cls, medium) for medium in media}
+    needed = []
+    for medium in MEDIA:
+        parameter = media_parameter(cls, medium)
+        if parameter is None or parameter in given:
+            continue
+        required = call_parameters(cls)[parameter].default is inspect.Parameter.empty
+        if required or (medium in _CHANGED and any(n in cls.__name__ for n in _CHANGED[medium])):
+            needed.append(medium)
+    return needed
+
+
+_CHANGED: Mapping[str, tuple[str, ...]] = {
+    "image": ("Edit", "Img2Img", "Inpaint", "ImageToVideo", "Image2Video", "Layered", "I2V"),
+    "mask_image": ("Inpaint",),
+    "video": ("VideoToVideo",),
+}
+
+
+def _siblings(base: DiffusionPipeline) -> Iterable[DiffusionPipeline]:
+    families = {name for table in _TASKS for name, cls in table.items() if cls is type(base)}
+    seen = {type(base)}
+    for table in _TASKS:
+        for family in sorted(families):
+            cls = table.get(family)
+            if cls is None or cls in seen:
+                continue
+            seen.add(cls)
+            if (sibling := _sibling(base, cls)) is not None:
+                yield sibling
+
+
+def _sibling(base: DiffusionPipeline, cls: type[DiffusionPipeline]) -> DiffusionPipeline | None:
+    """A pipeline of another class over the same components, if they suffice.
+
+    Not by diffusers' `from_pipe`, which casts the models.
+    """
+    have = {**dict(base.config), **base.components}
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    given = {p.name: have[p.name] for p in parameters if p.name in have}
+    if any(p.default is p.empty and p.name not in given for p in parameters):
+        return None
+    sibling = cls(**given)
+    sibling.set_progress_bar_config(disable=True)
+    return sibling

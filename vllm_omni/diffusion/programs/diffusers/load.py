@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading a diffusers checkpoint: its components by diffusers' and transformers' own loaders."""
+
+import importlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from diffusers import DiffusionPipeline
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import logging as diffusers_logging
+from huggingface_hub.errors import HfHubHTTPError
+from torch import nn
+from transformers import PreTrainedModel
+
+from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
+from vllm_omni.diffusion.programs.diffusers.kit import Kit
+from vllm_omni.diffusion.programs.diffusers.rules import methods_of
+from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
+from vllm_omni.errors import OmniConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def load(ctx: LoadContext) -> Loaded:
+    """The checkpoint's pipeline, on its device, in evaluation mode.
+
+    Raises:
+        OmniConfigError: The checkpoint is no diffusers pipeline, or a component is missing or
+            damaged; the message names it.
+    """
+    diffusers_logging.disable_progress_bar()
+    index = model_index(ctx.model, ctx.revision)
+    cls = pipeline_class(ctx.model_class_name or index["_class_name"])
+    dtype = ctx.dtype or (torch.float32 if ctx.device.type == "cpu" else torch.bfloat16)
+    given = _random_models(ctx, index, dtype) if ctx.random_weights else {}
+    try:
+        pipeline = cls.from_pretrained(
+            ctx.model,
+            revision=ctx.revision,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=ctx.trust_remote_code,
+            **given,
+        )
+    except (OSError, ValueError, TypeError, KeyError, HfHubHTTPError) as error:
+        raise OmniConfigError(_why(ctx.model, index, error)) from error
+    _configure(pipeline, ctx)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.to(ctx.device)
+    kit = Kit.of(pipeline)
+    components = {}
+    for name, module in kit.models().items():
+        module.eval().requires_grad_(False)
+        components[name] = Component(module, methods_of(module))
+    return Loaded(components, {"kit": kit})
+
+
+def _why(model: str, index: Mapping[str, Any], error: Exception) -> str:
+    """Which component is missing, if one is; else diffusers' own words."""
+    folder = Path(model)
+    if folder.is_dir():
+        named = {n: v for n, v in index.items() if isinstance(v, list) and v[0] is not None}
+        for name, (library, class_name) in named.items():
+            if not (folder / name).is_dir():
+                return (
+                    f"model {model!r}: component {name!r} ({library}.{class_name}) is missing: "
+                    f"{MODEL_INDEX} names it, but there is no folder {name}/"
+                )
+    return f"model {model!r}: {error}"
+
+
+def _configure(pipeline: DiffusionPipeline, ctx: LoadContext) -> None:
+    """Settings that the deployment puts over the checkpoint's."""
+    if ctx.flow_shift is not None:
+        for name, part in list(pipeline.components.items()):
+            if isinstance(part, SchedulerMixin):
+                vars(pipeline)[name] = _shifted(part, ctx.flow_shift)
+    if ctx.boundary_ratio is not None:
+        if "boundary_ratio" not in pipeline.config:
+            raise OmniConfigError(
+                f"boundary_ratio: {type(pipeline).__name__} has one expert, hence no boundary"
+            )
+        pipeline.register_to_config(boundary_ratio=ctx.boundary_ratio)
+    vae = pipeline.components.get("vae")
+    for asked, flag, method in (
+        (ctx.vae_use_slicing, "vae_use_slicing", "enable_slicing"),
+        (ctx.vae_use_tiling, "vae_use_tiling", "enable_tiling"),
+    ):
+        if asked:
+            if vae is None or not hasattr(type(vae), method):
+                raise OmniConfigError(f"{flag}: the VAE of {type(pipeline).__name__} cannot")
+            getattr(vae, method)()
+
+
+def _shifted(scheduler: Any, shift: float) -> Any:
+    for key in ("flow_shift", "shift"):
+        if key in scheduler.config:
+            return type(scheduler).from_config(scheduler.config, **{key: shift})
+    raise OmniConfigError(f"flow_shift: {type(scheduler).__name__} has no shift")
+
+
+def _random_models(
+    ctx: LoadContext, index: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, nn.Module]:
+    """The models with random weights, straight on the device."""
+    made = {}
+    for name, entry in index.items():
+        if not isinstance(entry, list) or entry[0] is None:
+            continue
+        cls = _component_class(*entry)
+        if cls is None:
+            continue
+        with torch.device(ctx.device):
+            if issubclass(cls, ModelMixin):
+                config = cls.load_config(ctx.model, subfolder=name, revision=ctx.revision)
+                made[name] = cls.from_config(config).to(dtype)
+            elif issubclass(cls, PreTrainedModel):
+                config = cls.config_class.from_pretrained(
+                    ctx.model, subfolder=name, revision=ctx.revision
+                )
+                made[name] = cls(config).to(dtype)
+    return made
+
+
+def _component_class(library: str, class_name: str) -> type | None:
+    """A component's class if it is a model; None for tokenizers, schedulers and the like."""
+    if library in ("diffusers", "transformers"):
+        module: Any = {"diffusers": diffusers, "transformers": transformers}[library]
+    else:  # a module of the pipeline's own package
+        module = importlib.import_module(f"diffusers.pipelines.{library}")
+    found = getattr(module, class_name) if class_name in dir(module) else None
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None

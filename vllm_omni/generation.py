@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller asks of a diffusion stage, and how it travels to one.
+
+`OmniDiffusionSamplingParams` is what callers fill in. A `GenerationRequest` is that together with
+the prompt, encodable by msgspec; media go beside it as tensors, named by `media_name`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vllm_omni.errors import OmniClientError
+
+MAX_SIDE = 1 << 15
+"""Most pixels along one side, whatever the pipeline."""
+MAX_STEPS = 1000
+MAX_FRAMES = 10_000
+MAX_OUTPUTS = 64
+MAX_SEED = 2**63 - 1
+MAX_PROMPT_CHARACTERS = 1 << 16
+
+Side = Annotated[int, Meta(ge=8, le=MAX_SIDE)]
+Scale = Annotated[float, Meta(ge=-1e3, le=1e3)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Text = Annotated[str, Meta(max_length=MAX_PROMPT_CHARACTERS)]
+
+OutputType = Literal["pil", "pt", "latent"]
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter for one request.
+
+    Attributes:
+        name: What it is called.
+        path: Folder, file or hub name; None for one that the server knows by its name.
+        scale: Strength.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    path: str | None = None
+    scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
+
+
+class OmniDiffusionSamplingParams(msgspec.Struct, kw_only=True):
+    """What a request says about how its pictures, video or sound are made.
+
+    Everything that is None is left to the stage's defaults, then to the pipeline's own.
+
+    Attributes:
+        height: Pixels.
+        width: Pixels.
+        num_inference_steps: Denoising steps.
+        guidance_scale: Guidance, classifier-free or distilled, as the pipeline has it.
+        guidance_scale_2: Of the low-noise expert, where there are two.
+        true_cfg_scale: Classifier-free guidance of models whose `guidance_scale` is distilled.
+        num_outputs_per_prompt: Pictures, videos or sounds per request.
+        seed: Of every random number of the request; a random one if None.
+        generator_device: Where random numbers are drawn (`cpu`, or the stage's own device).
+        num_frames: Of a video.
+        fps: Frames per second of a video.
+        strength: How far an input picture is changed, 0 to 1.
+        sigmas: Noise levels instead of a number of steps.
+        layers: Pictures that a layered pipeline makes.
+        resolution: Bucket that a pipeline chooses its size from.
+        max_sequence_length: Tokens of the prompt.
+        audio_length: Seconds of sound.
+        audio_start: Where the sound starts in the piece, in seconds.
+        lora: An adapter.
+        previews: Pictures to send while denoising.
+        progress: Say after every step how far the request is.
+        output_type: `pil` for what is shown, `pt` for float tensors, `latent` for undecoded ones.
+        return_trajectory: Send the latents after every step.
+        extra_args: Further arguments of the pipeline's `__call__` by name (numbers, strings, lists
+            of them).
+    """
+
+    height: Side | None = None
+    width: Side | None = None
+    num_inference_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
+    guidance_scale: Scale | None = None
+    guidance_scale_2: Scale | None = None
+    true_cfg_scale: Scale | None = None
+    num_outputs_per_prompt: Annotated[int, Meta(ge=1, le=MAX_OUTPUTS)] = 1
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    generator_device: str | None = None
+    num_frames: Annotated[int, Meta(ge=1, le=MAX_FRAMES)] | None = None
+    fps: Annotated[float, Meta(gt=0, le=240)] | None = None
+    strength: Share | None = None
+    sigmas: Annotated[list[float], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
+    layers: Annotated[int, Meta(ge=1, le=64)] | None = None
+    resolution: Annotated[int, Meta(ge=8, le=MAX_SIDE)] | None = None
+    max_sequence_length: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
+    audio_length: Seconds | None = None
+    audio_start: Annotated[float, Meta(ge=0, le=3600)] | None = None
+    lora: Lora | None = None
+    previews: Annotated[int, Meta(ge=0, le=64)] = 0
+    progress: bool = False
+    output_type: OutputType = "pil"
+    return_trajectory: bool = False
+    extra_args: dict[str, Any] = {}
+
+    def clone(self) -> "OmniDiffusionSamplingParams":
+        """An independent copy."""
+        return msgspec.structs.replace(self, extra_args=dict(self.extra_args))
+
+    def given(self) -> dict[str, Any]:
+        """Fields that differ from saying nothing, as plain values."""
+        return {
+            name: value
+            for name, value in msgspec.to_builtins(self).items()
+            if value != _UNSAID[name]
+        }
+
+
+_UNSAID: Mapping[str, Any] = msgspec.to_builtins(OmniDiffusionSamplingParams())
+PARAMETERS = tuple(OmniDiffusionSamplingParams.__struct_fields__)
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a diffusion stage, but for its media.
+
+    Attributes:
+        prompt: What to make; None where the pipeline takes none.
+        negative_prompt: What to avoid.
+        params: How to make it; `seed` is set.
+        media: How many pieces there are of each medium: `{"image": 2, "mask_image": 1}`.
+        sample_rate: Hz, of sounds among them.
+    """
+
+    prompt: Text | None = None
+    negative_prompt: Text | None = None
+    params: OmniDiffusionSamplingParams = msgspec.field(default_factory=OmniDiffusionSamplingParams)
+    media: dict[str, int] = {}
+    sample_rate: int | None = None
+
+
+def media_name(medium: str, index: int) -> str:
+    """Name of the tensor of one piece: pictures are uint8 [h, w, channels], masks uint8 [h, w],
+    videos uint8 [frames, h, w, 3], sounds float32 [channels, samples]."""
+    return f"{medium}.{index}"
+
+
+def checked_params(given: Mapping[str, Any], field: str) -> OmniDiffusionSamplingParams:
+    """Parameters from plain values.
+
+    Args:
+        given: By name.
+        field: Name of the request field that holds them, for errors; may be empty.
+
+    Raises:
+        OmniClientError: Names the parameter at fault.
+    """
+    prefix = f"{field}." if field else ""
+    for name, value in given.items():
+        if name not in PARAMETERS:
+            raise OmniClientError(f"unknown parameter `{prefix}{name}`", param=f"{prefix}{name}")
+        _check_finite(value, f"{prefix}{name}")
+    try:
+        return msgspec.convert(dict(given), OmniDiffusionSamplingParams)
+    except msgspec.ValidationError as error:
+        message, path = _located(str(error))
+        raise OmniClientError(f"`{prefix}{path}`: {message}", param=f"{prefix}{path}") from error
+
+
+_FLAGS = frozenset({"return_trajectory", "progress"})
+
+
+def _check_finite(value: Any, field: str) -> None:
+    if isinstance(value, bool) and field.rpartition(".")[2] not in _FLAGS:
+        raise OmniClientError(f"`{field}`: should not be a boolean", param=field)
+    for each in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise OmniClientError(f"`{field}`: should be a finite number", param=field)
+
+
+def _located(message: str) -> tuple[str, str]:
+    """msgspec's message, and the path in it: `$.lora.scale` -> `lora.scale`."""
+    found = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message, re.DOTALL)
+    return (found[1], found[2]) if found else (message, "")
