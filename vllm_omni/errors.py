@@ -99,13 +99,13 @@ def client_error_metadata(error: BaseException) -> tuple[int | None, str | None]
 
 
 def client_error_from_metadata(
-    message: str, status_code: int | None, error_type: str | None
+    message: str, status_code: int | None, error_type: str | None, param: str | None = None
 ) -> OmniClientError | None:
     """The client error that a message described, or None if it described a server error."""
     if not is_client_error_status(status_code):
         return None
     assert status_code is not None
-    return OmniClientError(message, status_code, error_type or "BadRequestError")
+    return OmniClientError(message, status_code, error_type or "BadRequestError", param=param)
 
 
 def raise_client_error_or(

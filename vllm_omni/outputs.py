@@ -15,11 +15,16 @@ from vllm_omni.handles import RowSpan, TensorHandle
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that belongs to one request, as it travels between processes (row A-45)."""
+    """An error that belongs to one request, as it travels between processes (row A-45).
+
+    Attributes:
+        param: The request field at fault, of a client error.
+    """
 
     message: str
     status_code: int | None = None
     error_type: str | None = None
+    param: str | None = None
 
 
 NO_ROOM = ErrorInfo(

@@ -56,6 +56,7 @@ class DiffusionStageConfig:
     boundary_ratio: float | None = None
     vae_use_slicing: bool = False
     vae_use_tiling: bool = False
+    prompt_embedding_cache_mb: float = 256.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,7 @@ _OF_PIPELINES = (
     "boundary_ratio",
     "vae_use_slicing",
     "vae_use_tiling",
+    "prompt_embedding_cache_mb",
 )
 
 

@@ -246,6 +246,12 @@ class StageKeys(Section):
     vae_use_tiling: bool | None = key(
         "The VAE decodes in tiles: less memory.", engines=DIFFUSION, flag=DIFFUSION
     )
+    prompt_embedding_cache_mb: Float | None = key(
+        "Memory for what text encoders made of prompts, in MiB; 0 for no cache. Default 256.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        ge=0,
+    )
 
 
 class EngineExtras(StageKeys):

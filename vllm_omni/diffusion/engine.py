@@ -269,7 +269,7 @@ class Engine:
         self,
         program: Program,
         modality: str,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor] | None,
         meta: Mapping[str, Any],
     ) -> None:
         if not program.aborted:
@@ -314,4 +314,7 @@ def _error_info(error: Exception, name: str) -> ErrorInfo:
     status_code, error_type = client_error_metadata(error)
     if status_code is None:
         return ErrorInfo(message=f"{name} failed: {type(error).__name__}")
-    return ErrorInfo(message=str(error), status_code=status_code, error_type=error_type)
+    param = error.param if isinstance(error, OmniClientError) else None
+    return ErrorInfo(
+        message=str(error), status_code=status_code, error_type=error_type, param=param
+    )

@@ -70,7 +70,9 @@ class Program:
         device: torch.device,
         components: Mapping[str, Any],
         assets: Mapping[str, Any],
-        emit: Callable[["Program", str, Mapping[str, torch.Tensor], Mapping[str, Any]], None],
+        emit: Callable[
+            ["Program", str, Mapping[str, torch.Tensor] | None, Mapping[str, Any]], None
+        ],
     ) -> None:
         self.request_id = request_id
         self.options = first.options
@@ -103,13 +105,13 @@ class Program:
         return self.inbox.popleft()
 
     def emit(
-        self, modality: str, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
+        self, modality: str, tensors: Mapping[str, torch.Tensor] | None, meta: Mapping[str, Any]
     ) -> None:
         """Send a piece of the result to the client.
 
         Args:
             modality: `audio`, `image`, ...
-            tensors: Must not be changed afterwards.
+            tensors: Must not be changed afterwards; None for facts alone.
             meta: Facts about the piece (int, float or str).
         """
         self._emit(self, modality, tensors, meta)

@@ -36,6 +36,7 @@ class LoadContext:
         boundary_ratio: Where the low-noise expert takes over, instead of the checkpoint's.
         vae_use_slicing: Decode a batch one by one.
         vae_use_tiling: Decode in tiles.
+        prompt_embedding_cache_bytes: Most memory for what text encoders made; 0 for none.
     """
 
     model: str
@@ -49,6 +50,7 @@ class LoadContext:
     boundary_ratio: float | None = None
     vae_use_slicing: bool = False
     vae_use_tiling: bool = False
+    prompt_embedding_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

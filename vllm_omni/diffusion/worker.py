@@ -90,6 +90,7 @@ class Worker:
             boundary_ratio=settings.boundary_ratio,
             vae_use_slicing=settings.vae_use_slicing,
             vae_use_tiling=settings.vae_use_tiling,
+            prompt_embedding_cache_bytes=int(settings.prompt_embedding_cache_mb * 2**20),
         )
         with torch.inference_mode():
             loaded = spec.load(context)

@@ -32,6 +32,7 @@ def reported(request_id: str, error: ErrorInfo, stage_id: int) -> ErrorMessage:
         stage_id=stage_id,
         status_code=error.status_code,
         error_type=error.error_type,
+        param=error.param,
         cause=StageUnavailableError(error.message) if unavailable else None,
     )
 

@@ -84,6 +84,7 @@ class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True):
     stage_id: int | None = None
     status_code: int | None = None
     error_type: str | None = None
+    param: str | None = None
     fatal: bool = False
     cause: BaseException | None = None
 
@@ -91,7 +92,9 @@ class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True):
         """What the caller's side raises for it."""
         if self.cause is not None:
             return self.cause
-        described = client_error_from_metadata(self.error, self.status_code, self.error_type)
+        described = client_error_from_metadata(
+            self.error, self.status_code, self.error_type, self.param
+        )
         return described or OmniGenerateError(self.error)
 
 

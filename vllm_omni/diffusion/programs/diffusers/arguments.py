@@ -114,9 +114,10 @@ def generator(request: GenerationRequest, device: torch.device) -> torch.Generat
         OmniClientError: There is no such device here.
     """
     name = request.params.generator_device or "cpu"
-    if name not in ("cpu", device.type):
+    known = sorted({"cpu", device.type})
+    if name not in known:
         raise OmniClientError(
-            f"`generator_device`: should be cpu or {device.type}, not {name!r}",
+            f"`generator_device`: should be {' or '.join(known)}, not {name!r}",
             param="generator_device",
         )
     assert request.params.seed is not None

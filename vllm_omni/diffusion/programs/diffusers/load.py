@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
+from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
@@ -58,7 +59,9 @@ def load(ctx: LoadContext) -> Loaded:
     for name, module in kit.models().items():
         module.eval().requires_grad_(False)
         components[name] = Component(module, methods_of(module))
-    return Loaded(components, {"kit": kit})
+    return Loaded(
+        components, {"kit": kit, "embeddings": EmbeddingCache(ctx.prompt_embedding_cache_bytes)}
+    )
 
 
 def _why(model: str, index: Mapping[str, Any], error: Exception) -> str:

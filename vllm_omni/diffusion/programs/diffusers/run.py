@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program: one request through a stock diffusers pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,75 +13,91 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from vllm_omni.config.diffusers import modality_of
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments
+from vllm_omni.diffusion.programs.diffusers.embeddings import (
+    EmbeddingCache,
+    is_encoder,
+    remembering,
+)
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
+from vllm_omni.diffusion.programs.diffusers.preview import can_preview, decode, preview_steps
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
-from vllm_omni.diffusion.programs.diffusers.watch import previous_sample, watched
+from vllm_omni.diffusion.programs.diffusers.watch import Step, watched
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest
+from vllm_omni.outputs import STEP, STEPS
 
 
 def run(ctx: Program) -> None:
-    """Run the pipeline that the request needs; emits what it made, in one piece."""
+    """Run the pipeline that the request needs; emits progress, previews and what it made."""
     kit: Kit = ctx.assets["kit"]
+    cache: EmbeddingCache = ctx.assets["embeddings"]
     message = ctx.receive()
     request = msgspec.convert(dict(message.options), GenerationRequest)
     chosen = kit.choose(request.media)
     pipeline = kit.private(chosen, ctx)
     arguments = call_arguments(chosen, request, message.tensors, ctx.device)
-    trajectory: list[torch.Tensor] = []
-    _watch(pipeline, ctx, trajectory if request.params.return_trajectory else None)
-    _blame_the_client(pipeline)
-    result = pipeline(**arguments)
-    tensors = tensors_of(result, request.params.output_type)
-    if trajectory:
-        tensors["trajectory"] = torch.stack(trajectory).cpu()
-    ctx.emit(modality_of(type(chosen)), tensors, _facts(pipeline, request))
-
-
-def _watch(
-    pipeline: DiffusionPipeline, ctx: Program, trajectory: list[torch.Tensor] | None
-) -> None:
-    def on_step(done: int, total: int, result: Any) -> None:
-        if trajectory is not None:
-            trajectory.append(previous_sample(result))
-
     for name, part in pipeline.components.items():
-        if isinstance(part, SchedulerMixin):
-            vars(pipeline)[name] = watched(part, on_step)
+        if is_encoder(name, part):
+            vars(pipeline)[name] = remembering(name, part, cache)
+    call = _Call(ctx, request, pipeline, arguments, modality_of(type(chosen)))
+    call.run()
 
 
-def _blame_the_client(pipeline: DiffusionPipeline) -> None:
-    """What a pipeline finds wrong with its inputs is the request's fault."""
-    members = dir(type(pipeline))
-    if "check_inputs" not in members:
-        return
-    check: Callable[..., Any] = pipeline.check_inputs
+@dataclass(slots=True)
+class _Call:
+    """One call of a pipeline, and what is told on the way."""
 
-    def check_inputs(*args: Any, **kwargs: Any) -> Any:
+    ctx: Program
+    request: GenerationRequest
+    pipeline: DiffusionPipeline
+    arguments: dict[str, Any]
+    modality: str
+    trajectory: list[torch.Tensor] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Make what was asked for, and emit it."""
+        for name, part in self.pipeline.components.items():
+            if isinstance(part, SchedulerMixin):
+                vars(self.pipeline)[name] = watched(part, self._stepped)
         try:
-            return check(*args, **kwargs)
-        except (ValueError, TypeError) as error:
+            result = self.pipeline(**self.arguments)
+        except ValueError as error:
+            # Pipelines and their models raise it for what they are given and cannot take.
             raise OmniClientError(str(error)) from error
+        tensors = tensors_of(result, self.request.params.output_type)
+        if self.trajectory:
+            tensors["trajectory"] = torch.stack(self.trajectory).cpu()
+        self.ctx.emit(self.modality, tensors, self._facts())
 
-    vars(pipeline)["check_inputs"] = check_inputs
+    def _stepped(self, step: Step) -> None:
+        params = self.request.params
+        if params.return_trajectory:
+            self.trajectory.append(step.latents)
+        where = {STEP: step.done, STEPS: step.total}
+        if step.done in preview_steps(params.previews, step.total) and can_preview(
+            type(self.pipeline), tuple(self.request.media)
+        ):
+            shown = decode(self.pipeline, self.arguments, step.clean)
+            self.ctx.emit(self.modality, tensors_of(shown, "pil"), {**self._facts(), **where})
+        elif params.progress:
+            self.ctx.emit(self.modality, None, where)
 
-
-def _facts(pipeline: DiffusionPipeline, request: GenerationRequest) -> dict[str, int | float | str]:
-    facts: dict[str, int | float | str] = {"seed": request.params.seed or 0}
-    if request.params.fps is not None:
-        facts["fps"] = request.params.fps
-    if (rate := sample_rate(pipeline)) is not None:
-        facts["sample_rate"] = rate
-    return facts
+    def _facts(self) -> Mapping[str, int | float | str]:
+        params = self.request.params
+        facts: dict[str, int | float | str] = {"seed": params.seed or 0}
+        if params.fps is not None:
+            facts["fps"] = params.fps
+        if (rate := sample_rate(self.pipeline)) is not None:
+            facts["sample_rate"] = rate
+        return facts
 
 
 def sample_rate(pipeline: DiffusionPipeline) -> int | None:
     """Hz of the sound that a pipeline makes, if it makes sound."""
     for name, key in _RATES:
         part = pipeline.components.get(name)
-        config = None if part is None else part.config
-        if config is not None and key in dict(config):
-            return int(dict(config)[key])
+        if part is not None and key in part.config:
+            return int(part.config[key])
     return None
 
 

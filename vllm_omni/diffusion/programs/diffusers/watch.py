@@ -2,12 +2,31 @@
 """What a scheduler's steps tell about a request: how far it is, and its latents on the way."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
-OnStep = Callable[[int, int, Any], None]
-"""(steps done, steps in all, what the step returned)"""
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a scheduler.
+
+    Attributes:
+        done: Steps that have been made.
+        total: Steps in all.
+        latents: What the step gave.
+        clean: Its guess of the noiseless result, where the scheduler has one; else `latents`.
+    """
+
+    done: int
+    total: int
+    latents: torch.Tensor
+    clean: torch.Tensor
+
+
+OnStep = Callable[[Step], None]
 
 
 def watched(scheduler: Any, on_step: OnStep) -> Any:
@@ -16,26 +35,32 @@ def watched(scheduler: Any, on_step: OnStep) -> Any:
     Every pipeline calls `scheduler.step` once per step, whatever callbacks it has.
     """
     cls = type(scheduler)
+    made = 0
 
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = cls.step(self, *args, **kwargs)
-        view.steps_done += 1
-        on_step(view.steps_done, _steps(self), result)
+    def step(
+        self: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kw: Any
+    ) -> Any:
+        nonlocal made
+        result = cls.step(self, model_output, timestep, sample, *args, **kw)
+        made += 1
+        latents = result[0] if isinstance(result, tuple) else result.prev_sample
+        clean = _clean(self, model_output, sample, latents, result)
+        on_step(Step(made, len(self.timesteps), latents, clean))
         return result
 
     members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "step": step}
     view_class = type(cls)(cls.__name__, (cls,), members)
     view = object.__new__(view_class)
     view.__dict__ = scheduler.__dict__
-    view.steps_done = 0
     return view
 
 
-def _steps(scheduler: Any) -> int:
-    timesteps = scheduler.timesteps
-    return len(timesteps) if isinstance(timesteps, torch.Tensor | list) else 0
-
-
-def previous_sample(result: Any) -> torch.Tensor:
-    """The latents after a step, from what `scheduler.step` returned."""
-    return result[0] if isinstance(result, tuple) else result.prev_sample
+def _clean(scheduler: Any, model_output: Any, sample: Any, latents: Any, result: Any) -> Any:
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler) and scheduler.step_index:
+        sigma = scheduler.sigmas[scheduler.step_index - 1]
+        return sample - sigma.to(sample.device, sample.dtype) * model_output
+    if not isinstance(result, tuple) and "pred_original_sample" in result:
+        return result.pred_original_sample
+    if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], torch.Tensor):
+        return result[1]
+    return latents
