@@ -2,6 +2,7 @@
 """From what a request says to the arguments of a pipeline's `__call__`."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from vllm_omni.config.diffusers import call_parameters
 from vllm_omni.config.problems import did_you_mean
-from vllm_omni.diffusion.programs.diffusers.kit import media_parameter
+from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, media_parameter
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest, media_name
 
@@ -159,3 +160,11 @@ def _extra(cls: type[DiffusionPipeline], name: str) -> str:
             param=f"extra_args.{name}",
         )
     return name
+
+
+def field_named_in(message: str) -> str | None:
+    """The request's field that a pipeline's complaint is about: the first one that it names."""
+    fields = {parameter: field for field, names in PARAMETERS.items() for parameter in names}
+    fields |= {parameter: medium for medium, names in MEDIA.items() for parameter in names}
+    fields |= {"prompt": "prompt", "negative_prompt": "negative_prompt"}
+    return next((fields[w] for w in re.findall(r"\w+", message.lower()) if w in fields), None)

@@ -12,7 +12,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from vllm_omni.config.diffusers import modality_of
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments
+from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments, field_named_in
 from vllm_omni.diffusion.programs.diffusers.embeddings import (
     EmbeddingCache,
     is_encoder,
@@ -63,7 +63,7 @@ class _Call:
             result = self.pipeline(**self.arguments)
         except ValueError as error:
             # Pipelines and their models raise it for what they are given and cannot take.
-            raise OmniClientError(str(error)) from error
+            raise OmniClientError(str(error), param=field_named_in(str(error))) from error
         tensors = tensors_of(result, self.request.params.output_type)
         if self.trajectory:
             tensors["trajectory"] = torch.stack(self.trajectory).cpu()
