@@ -2,8 +2,8 @@
 """How calls of diffusers' and transformers' models are put together, by class.
 
 A module of this package holds a family's rules in `RULES`: class name -> method -> `CallRules`. A
-class without any has its `forward` (of a VAE: `encode` and `decode`) collated by default: tensors
-with the batch's leading size are concatenated, all else must be equal.
+class of transformers without any, and the decoder of a VAE, take a batch of tensors as it comes: of
+them, calls of equal shapes run together. Any other class without rules runs one call at a time.
 """
 
 import logging
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from vllm_omni.diffusion.rules import CallRules
 
@@ -21,17 +22,25 @@ FAMILIES = ("flux",)
 
 Rules = Mapping[str, Mapping[str, CallRules]]
 
+ALONE = CallRules(max_batch=1)
+
 
 def methods_of(module: nn.Module) -> Mapping[str, CallRules]:
     """The methods of a model that park, with their rules."""
     for cls in type(module).__mro__:
         if cls.__name__ in _RULES:
             return _RULES[cls.__name__]
+    if isinstance(module, PreTrainedModel):
+        return {"forward": CallRules()}
     members = dir(type(module))
     if "encode" in members and "decode" in members:
-        return {"encode": CallRules(), "decode": CallRules()}
-    logger.info("%s has no batching rules: calls batch if they are alike", type(module).__name__)
-    return {"forward": CallRules()}
+        return {"encode": ALONE, "decode": CallRules()}
+    logger.warning(
+        "%s has no batching rules (%s): its calls run one at a time",
+        type(module).__name__,
+        __name__,
+    )
+    return {"forward": ALONE}
 
 
 def _collect() -> dict[str, Mapping[str, CallRules]]:
