@@ -20,16 +20,22 @@ LANES = 2
 
 @dataclass(frozen=True)
 class Group:
-    """Folders for one pytest process, the longest groups first."""
+    """Folders for one pytest process, the longest groups first.
+
+    Attributes:
+        attempts: How often a test may run. More than once only where real processes are killed,
+            starved and timed on a machine that others load, too; a rerun is shown as `R`.
+    """
 
     name: str
     paths: tuple[str, ...]
+    attempts: int = 1
 
 
 GROUPS = (
     Group("pipelines", ("tests/parity", "tests/ar", "tests/features")),
-    Group("server", ("tests/entrypoints", "tests/dfx", "tests/engine")),
-    Group("reliability", ("tests/dfx/reliability",)),
+    Group("server", ("tests/entrypoints", "tests/dfx", "tests/engine"), attempts=2),
+    Group("reliability", ("tests/dfx/reliability",), attempts=2),
     Group("checkpoints", ("tests/testing", "tests/observability")),
     Group("parts", ()),
     Group("models", ("tests/models",)),
@@ -48,7 +54,8 @@ def arguments(group: Group) -> list[str]:
 def run(group: Group, extra: list[str]) -> int:
     """Run one group; its output is printed whole when it has ended."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", *arguments(group), *extra]
+    again = [f"--reruns={group.attempts - 1}"] if group.attempts > 1 else []
+    command = [sys.executable, "-m", "pytest", *arguments(group), *again, *extra]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
