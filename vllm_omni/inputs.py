@@ -93,6 +93,7 @@ class ProgramInput(msgspec.Struct, frozen=True, kw_only=True):
         windows: Work that became possible with these tensors, in order.
         final: No message follows.
         trace: W3C headers of the span that this belongs to; first message only.
+        priority: Of the request, lower first, as in vLLM; first message only.
     """
 
     options: dict[str, Any] = {}
@@ -100,6 +101,7 @@ class ProgramInput(msgspec.Struct, frozen=True, kw_only=True):
     windows: list[Window] = []
     final: bool = False
     trace: dict[str, str] = {}
+    priority: int = 0
 
 
 StageInput = RowPrompt | RowInput | ProgramInput

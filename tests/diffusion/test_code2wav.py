@@ -30,6 +30,7 @@ from tests.diffusion.codecs import (
     random_codes,
     run_streams,
 )
+from tests.diffusion.schedulers import unhurried
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import qwen2_5_omni, qwen3_omni
@@ -226,7 +227,8 @@ def test_noise_is_a_prefix_of_longer_noise() -> None:
 
 def test_qwen2_5_one_shot_equals_transformers(token2wav: Qwen2_5OmniToken2WavModel) -> None:
     """Batched at every step of the sampler, with different seeds and voices."""
-    engine = Engine(QWEN2_5, qwen2_5_omni.components(token2wav, make_voices()))
+    components = qwen2_5_omni.components(token2wav, make_voices())
+    engine = Engine(QWEN2_5, components, scheduler=unhurried())
     requests = {
         "a": (random_codes(24, 1, 1), 3, "Chelsie"),
         "b": (random_codes(24, 1, 2), 7, "ETHAN"),

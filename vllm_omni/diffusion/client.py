@@ -73,7 +73,7 @@ class DiffusionReplica(StageReplica):
             params: `SamplingParams`, of which `seed` and `extra_args` become options, or a mapping
                 of options, or None.
             emit: Ignored: what a program emits is what it makes.
-            kwargs: `trace_headers` are sent along; all else is ignored.
+            kwargs: `trace_headers` and `priority` are sent along; all else is ignored.
         """
         if not isinstance(prompt, ProgramInput):
             raise TypeError(f"stage {self._stage!r} takes a ProgramInput, not {type(prompt)}")
@@ -86,6 +86,7 @@ class DiffusionReplica(StageReplica):
             windows=prompt.windows,
             final=prompt.final,
             trace=kwargs.get("trace_headers") or {},
+            priority=kwargs.get("priority") or 0,
         )
         self._live.add(request_id)  # before the send: an output may be here before it returns
         try:

@@ -16,21 +16,23 @@ from typing import Any
 
 import torch
 from greenlet import GreenletExit
-from torch import nn
 
-from vllm_omni.diffusion.calls import Call
-from vllm_omni.diffusion.collate import CollationError, Collator
+from vllm_omni.diffusion.calls import Batch, Call
+from vllm_omni.diffusion.collate import CollationError, Collator, iter_tensors
+from vllm_omni.diffusion.failures import check_finite, error_info, is_out_of_memory
 from vllm_omni.diffusion.program import (
     Message,
     Program,
     ProgramGreenlet,
     Receive,
+    ServedComponent,
     call_component,
 )
 from vllm_omni.diffusion.proxy import make_proxy
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import Component, Loaded, ProgramSpec
-from vllm_omni.errors import OmniClientError, OverloadedError, client_error_metadata
+from vllm_omni.diffusion.stopwatch import stopwatch_for
+from vllm_omni.errors import OmniClientError, OverloadedError
 from vllm_omni.outputs import ErrorInfo
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class Engine:
         device: Where the components are.
         max_batch: Most calls per forward.
         max_requests: Most live requests; further ones are refused.
-        patience: See `CallScheduler`.
+        scheduler: What decides which calls run next; with its own `max_batch`.
     """
 
     def __init__(
@@ -80,14 +82,15 @@ class Engine:
         device: torch.device | None = None,
         max_batch: int = 32,
         max_requests: int = 256,
-        patience: int = 8,
+        scheduler: CallScheduler | None = None,
     ) -> None:
         self._spec = spec
         self._device = _indexed(device or torch.device("cpu"))
         self._max_requests = max_requests
         self._assets = loaded.assets
-        self._proxies = {name: _proxy(part) for name, part in loaded.components.items()}
-        self._scheduler = CallScheduler(max_batch, patience)
+        self._components = {name: _serve(part) for name, part in loaded.components.items()}
+        self._scheduler = CallScheduler(max_batch) if scheduler is None else scheduler
+        self._stopwatch = stopwatch_for(self._device)
         self._live: dict[str, _Live] = {}
         self._runnable: deque[_Live] = deque()
         self._emissions: list[Emission] = []
@@ -115,15 +118,22 @@ class Engine:
             raise ValueError(f"request {request_id!r} is already running")
         if len(self._live) >= self._max_requests:
             message = f"{self._spec.name} is busy: {self._max_requests} requests are running"
-            self._end(request_id, _error_info(OverloadedError(message), self._spec.name))
+            self._end(request_id, error_info(OverloadedError(message), self._spec.name))
             return
         try:
             seed = _seed(first.options.get("seed"), self._spec.default_seed)
         except OmniClientError as error:
-            self._end(request_id, _error_info(error, self._spec.name))
+            self._end(request_id, error_info(error, self._spec.name))
             return
         program = Program(
-            request_id, first, seed, self._device, self._proxies, self._assets, self._emit
+            request_id,
+            first,
+            seed,
+            self._device,
+            self._components,
+            self._assets,
+            self._scheduler.begin_job(first.priority),
+            self._emit,
         )
         greenlet = ProgramGreenlet(lambda _: self._spec.run(program))
         greenlet.program = program
@@ -138,6 +148,7 @@ class Engine:
         live.program.inbox.append(message)
         if live.receiving:
             live.receiving = False
+            live.program.job = self._scheduler.begin_job(live.program.job.priority)
             self._runnable.append(live)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -174,6 +185,8 @@ class Engine:
         Returns what the programs emitted; tensors are on whatever device the program left them.
         """
         self._run_programs()
+        for batch, seconds in self._stopwatch.results():
+            self._scheduler.ran(batch, seconds)
         if calls := self._scheduler.select():
             self._run_calls(calls)
             self._run_programs()
@@ -190,11 +203,13 @@ class Engine:
                 self._fail(live, error)
                 continue
             if live.greenlet.dead:
+                self._scheduler.end_job(live.program.job)
                 self._end(live.program.request_id)
             elif isinstance(request, Call):
                 self._park(live, request)
             else:
                 assert isinstance(request, Receive)
+                self._scheduler.end_job(live.program.job)
                 live.receiving = True
 
     def _switch(self, live: _Live) -> Any:
@@ -216,29 +231,41 @@ class Engine:
             # Arguments that cannot even be described are the program's failure.
             self._resume(live, error=error)
             return
+        tensors = (*iter_tensors(call.args), *iter_tensors(call.kwargs))
+        call.work = max(1, sum(tensor.numel() for tensor in tensors))
         live.call = call
         self._scheduler.add(call)
 
     def _run_calls(self, calls: list[Call]) -> None:
-        """Run calls in one forward; if that fails, each alone, so that only the culprit fails."""
+        """Run calls in one forward; if that fails, in smaller ones: only the culprit is to fail."""
         self.forward_sizes[len(calls)] = self.forward_sizes.get(len(calls), 0) + 1
         try:
-            results = calls[0].collator.run(calls)
+            with self._stopwatch.timing(Batch.of(calls)):
+                results = calls[0].collator.run(calls)
         except Exception as error:
-            # Whose failure it is shows when each call runs alone.
+            # Whose failure it is shows when the calls run apart.
             if len(calls) == 1:
                 self._resume(self._live[calls[0].program.request_id], error=error)
                 return
-            if isinstance(error, CollationError):
-                logger.warning("%s runs unbatched from now on: %s", self._spec.name, error)
-                calls[0].collator.max_batch = 1
-            results = None
-        if results is None:
-            for call in calls:
-                self._run_calls([call])
+            parts = self._apart(calls, error)
+        else:
+            for call, result in zip(calls, results, strict=True):
+                self._resume(self._live[call.program.request_id], result)
             return
-        for call, result in zip(calls, results, strict=True):
-            self._resume(self._live[call.program.request_id], result)
+        for part in parts:  # with nothing left of the failure: its traceback holds tensors
+            self._run_calls(part)
+
+    def _apart(self, calls: list[Call], error: Exception) -> list[list[Call]]:
+        """How to run calls that failed together."""
+        if is_out_of_memory(error):
+            logger.warning("%s: no memory for a batch of %d calls", self._spec.name, len(calls))
+            self._scheduler.ran_out_of_memory(Batch.of(calls))
+            middle = len(calls) // 2
+            return [calls[:middle], calls[middle:]]
+        if isinstance(error, CollationError):
+            logger.warning("%s runs unbatched from now on: %s", self._spec.name, error)
+            calls[0].collator.max_batch = 1
+        return [[call] for call in calls]
 
     def _resume(self, live: _Live, result: Any = None, error: Exception | None = None) -> None:
         live.call, live.result, live.error = None, result, error
@@ -248,7 +275,7 @@ class Engine:
         request_id = live.program.request_id
         if not isinstance(error, OmniClientError):
             self._log(live, error)
-        self._end(request_id, _error_info(error, self._spec.name))
+        self._end(request_id, error_info(error, self._spec.name))
 
     def _log(self, live: _Live, error: Exception) -> None:
         # As text: a log record that holds the traceback would keep the program's locals alive.
@@ -273,6 +300,7 @@ class Engine:
         meta: Mapping[str, Any],
     ) -> None:
         if not program.aborted:
+            check_finite(tensors or {})
             self._emissions.append(Emission(program.request_id, modality, tensors, meta))
 
 
@@ -283,7 +311,7 @@ def _indexed(device: torch.device) -> torch.device:
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
-def _proxy(component: Component) -> nn.Module:
+def _serve(component: Component) -> ServedComponent:
     module = component.module
     tensors = chain(module.parameters(), module.buffers())
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -296,7 +324,7 @@ def _proxy(component: Component) -> nn.Module:
     def park(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call_component(collators[method], args, kwargs)
 
-    return make_proxy(module, collators, park)
+    return ServedComponent(make_proxy(module, collators, park), collators)
 
 
 def _seed(value: Any, default: int) -> int:
@@ -307,14 +335,3 @@ def _seed(value: Any, default: int) -> int:
             f"seed must be an integer from 0 to 2**63 - 1, got {value!r}", param="seed"
         )
     return value
-
-
-def _error_info(error: Exception, name: str) -> ErrorInfo:
-    """What the client may know: all about its own errors, only the kind of others."""
-    status_code, error_type = client_error_metadata(error)
-    if status_code is None:
-        return ErrorInfo(message=f"{name} failed: {type(error).__name__}")
-    param = error.param if isinstance(error, OmniClientError) else None
-    return ErrorInfo(
-        message=str(error), status_code=status_code, error_type=error_type, param=param
-    )

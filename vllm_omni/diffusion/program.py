@@ -8,9 +8,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
 
 from vllm_omni.diffusion.calls import Call
 from vllm_omni.diffusion.collate import Collator
+from vllm_omni.diffusion.jobs import Job
 from vllm_omni.diffusion.switch import ProgramState
 from vllm_omni.inputs import Window
 
@@ -27,6 +29,7 @@ class Message:
         start: Position of the first row in the producing request; 0 if there are no tensors.
         windows: Work that became possible.
         final: No message follows.
+        priority: Of the request, lower first; first message only.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -34,6 +37,20 @@ class Message:
     start: int = 0
     windows: tuple[Window, ...] = ()
     final: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedComponent:
+    """A component of the replica.
+
+    Attributes:
+        proxy: The component as programs see it.
+        collators: What runs its methods, by name.
+    """
+
+    proxy: nn.Module
+    collators: Mapping[str, Collator]
 
 
 class Receive:
@@ -68,8 +85,9 @@ class Program:
         first: Message,
         seed: int,
         device: torch.device,
-        components: Mapping[str, Any],
+        components: Mapping[str, ServedComponent],
         assets: Mapping[str, Any],
+        job: Job,
         emit: Callable[
             ["Program", str, Mapping[str, torch.Tensor] | None, Mapping[str, Any]], None
         ],
@@ -83,6 +101,7 @@ class Program:
         self.inbox: deque[Message] = deque([first])
         self.aborted = False
         self.state = ProgramState(seed, device)
+        self.job = job
         self._components = components
         self._emit = emit
 
@@ -93,7 +112,19 @@ class Program:
             name: As the loader named it.
             cls: Its class, for type checkers only.
         """
-        return cast(T, self._components[name])
+        return cast(T, self._components[name].proxy)
+
+    def expect(self, component: str, calls: int, method: str = "forward") -> None:
+        """Say how many calls of a component will follow, for the order in which requests run.
+
+        May be said again whenever more is known; what is not said is guessed from other requests.
+
+        Args:
+            component: As the loader named it.
+            calls: From now on, until the program ends or waits for a message.
+            method: Which of its methods.
+        """
+        self.job.expect(self._components[component].collators[method], calls)
 
     def receive(self) -> Message:
         """The next message; the first call returns the message that started the program.
@@ -134,4 +165,4 @@ def call_component(collator: Collator, args: tuple[Any, ...], kwargs: dict[str, 
     program = current_program()
     if program is None:
         return collator.function(*args, **kwargs)
-    return program.switch_to_engine(Call(program, collator, args, kwargs))
+    return program.switch_to_engine(Call(program, collator, args, kwargs, program.job))

@@ -1,87 +1,196 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parked calls run next."""
+"""Which parked calls run next, and how many of them together."""
 
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
+from itertools import count
+from typing import TYPE_CHECKING
 
-from vllm_omni.diffusion.calls import Call
+from vllm_omni.diffusion.calls import Batch, Call
+from vllm_omni.diffusion.cost import CostModel
+from vllm_omni.diffusion.jobs import Job
+from vllm_omni.diffusion.lanes import Group, Lane
+from vllm_omni.diffusion.outlook import Outlook
+from vllm_omni.diffusion.policy import Policy
+
+if TYPE_CHECKING:
+    from vllm_omni.diffusion.collate import Collator
 
 
 class CallScheduler:
-    """Holds the parked calls in groups that can run together, and picks what runs next.
+    """Holds the parked calls, and picks what runs next.
 
-    The largest group goes first, since it is the most work per forward; a call that has been
-    passed over `patience` times goes first with its group, so nothing starves.
+    The policy says which group of calls is next; its most urgent ones run, up to the size at which
+    the cost model says that the device is full.
 
     Args:
         max_batch: Most calls per forward.
-        patience: Forwards that a call may wait for larger groups.
+        policy: In which order calls run.
+        cost: Says what forwards cost and how big they should be.
         max_padding: Share of a forward's ragged input that may be padding.
+        clock: The time in seconds.
     """
 
-    def __init__(self, max_batch: int, patience: int = 8, max_padding: float = 0.25) -> None:
+    def __init__(
+        self,
+        max_batch: int,
+        policy: Policy | None = None,
+        cost: CostModel | None = None,
+        *,
+        max_padding: float = 0.25,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
         self._max_batch = max_batch
-        self._patience = patience
+        self._policy = policy or Policy()
         self._max_padding = max_padding
-        self._tick = 0
-        # Dicts serve as ordered sets: oldest first.
-        self._groups: dict[Hashable, dict[Call, None]] = {}
+        self._clock = clock
+        self._cost = cost or CostModel()
+        self._outlook = Outlook(self._cost)
+        self._serials = count()
+        self._overdue_in = 0
+        # Oldest first; a dict serves as an ordered set.
         self._calls: dict[Call, None] = {}
+        self._lanes: dict[Collator, Lane] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
+    def begin_job(self, priority: int) -> Job:
+        """What a program will do that can run from now on."""
+        return Job(priority, self._clock())
+
+    def end_job(self, job: Job) -> None:
+        """The program is done, or waits for a message."""
+        self._outlook.ended(job)
+
     def add(self, call: Call) -> None:
         """Take a call that has just been parked."""
-        call.born = self._tick
+        call.calls_left = self._outlook.calls_left(call)
+        call.rest_s = self._outlook.rest_s(call)
+        call.job.count(call.collator)
+        call.serial = next(self._serials)
+        call.parked_s = self._clock()
+        call.urgency = self._urgency(call, self._cost.share_s(call))
         self._calls[call] = None
-        self._groups.setdefault(call.group, {})[call] = None
+        lane = self._lanes.get(call.collator)
+        if lane is None:
+            lane = self._lanes[call.collator] = Lane()
+        lane.add(call)
 
     def discard(self, call: Call) -> None:
         """Forget a call, if it is here: it runs, or its program is gone."""
         if call not in self._calls:
             return
         del self._calls[call]
-        group = self._groups[call.group]
-        del group[call]
-        if not group:
-            del self._groups[call.group]
+        lane = self._lanes[call.collator]
+        lane.discard(call)
+        if not lane:
+            del self._lanes[call.collator]
 
     def select(self) -> list[Call]:
         """Take out the calls of the next forward; empty if none is parked."""
         if not self._calls:
             return []
-        oldest = next(iter(self._calls))
-        if self._tick - oldest.born >= self._patience:
-            group = self._groups[oldest.group]
-        else:
-            group = max(self._groups.values(), key=self._size)
-        self._tick += 1
-        chosen = self._fill(group)
-        for call in chosen:
-            self.discard(call)
+        chosen = self._fill(self._overdue() or self._next())
+        self._pass_over(chosen)
         return chosen
+
+    def ran(self, batch: Batch, seconds: float) -> None:
+        """Learn how long a forward took."""
+        self._cost.observe(batch, seconds)
+
+    def ran_out_of_memory(self, batch: Batch) -> None:
+        """Learn that a batch is too big."""
+        self._cost.out_of_memory(batch)
+
+    def _overdue(self) -> Call | None:
+        """The call that has waited for longest, if that is too long and it is time for such."""
+        if self._overdue_in > 0:
+            self._overdue_in -= 1
+            return None
+        oldest = next(iter(self._calls))
+        if self._clock() - oldest.parked_s < self._policy.patience_s:
+            return None
+        self._overdue_in = self._policy.overdue_every - 1
+        return oldest
+
+    def _next(self) -> Call:
+        """The first call of a component whose turn it is, else of all; of the lowest priority."""
+        best = [(lane, min(lane, key=self._group_urgency)) for lane in self._lanes.values()]
+        priority = min(self._group_urgency(group)[0] for _, group in best)
+        best = [each for each in best if self._group_urgency(each[1])[0] == priority]
+        turns = [self._turns(lane, group) for lane, group in best]
+        if (most := max(turns)) >= 1:
+            return best[turns.index(most)][1].first()
+        return min((group for _, group in best), key=self._group_urgency).first()
+
+    def _group_urgency(self, group: Group) -> tuple[int, float]:
+        """The urgency of a group's first call, at its share of the forward that is possible now."""
+        if group.urgency is None:
+            calls = min(len(group), self._limit(group.first()))
+            forecast = self._cost.forecast(group.first(), calls)
+            group.urgency = self._urgency(group.first(), forecast.seconds / calls)
+        return group.urgency
+
+    def _urgency(self, call: Call, share_s: float) -> tuple[int, float]:
+        remaining_s = call.calls_left * share_s + call.rest_s
+        return self._policy.urgency(call.job.priority, remaining_s, call.job.since_s)
+
+    def _turns(self, lane: Lane, group: Group) -> float:
+        """How many turns a lane has missed. Of unknown forwards, every one of others is one."""
+        calls = min(len(group), self._limit(group.first()))
+        forecast = self._cost.forecast(group.first(), calls)
+        if not forecast.seconds:
+            return lane.passed
+        return self._policy.turns(lane.waited_s, forecast.seconds, forecast.efficiency)
+
+    def _pass_over(self, chosen: list[Call]) -> None:
+        """Note that all lanes but that of the chosen calls have to wait."""
+        forward_s = self._cost.forecast(chosen[0], len(chosen)).seconds
+        for collator, lane in self._lanes.items():
+            own = collator is chosen[0].collator
+            lane.passed = 0 if own else lane.passed + 1
+            lane.waited_s = 0.0 if own else lane.waited_s + forward_s
 
     def _limit(self, call: Call) -> int:
         return min(self._max_batch, call.collator.max_batch or self._max_batch)
 
-    def _size(self, group: dict[Call, None]) -> int:
-        return min(len(group), self._limit(next(iter(group))))
+    def _fill(self, anchor: Call) -> list[Call]:
+        """Take out a call and those that run with it."""
+        group, limit = self._lanes[anchor.collator].group(anchor), self._limit(anchor)
+        room = self._cost.room(anchor) - anchor.work
+        chosen = [anchor]
+        self.discard(anchor)
+        for call in self._nearest(anchor, group, limit) if anchor.length else _in_order(group):
+            room -= call.work
+            if room < 0 or len(chosen) == limit:
+                break
+            chosen.append(call)
+            self.discard(call)
+        return chosen
 
-    def _fill(self, group: dict[Call, None]) -> list[Call]:
-        """The group's oldest call and those that fit best to it."""
-        anchor = next(iter(group))
-        limit = self._limit(anchor)
-        if not anchor.length:
-            return list(group)[:limit]
-        chosen: list[Call] = []
-        longest = used = rows = 0
-        for call in sorted(group, key=lambda call: abs(call.length - anchor.length)):
+    def _nearest(self, anchor: Call, group: Group, limit: int) -> Iterator[Call]:
+        """Calls of lengths near the anchor's, as long as not too much of the batch is padding."""
+
+        def nearness(call: Call) -> tuple[int, int, float]:
+            priority, urgency = call.urgency
+            return priority, abs(call.length - anchor.length), urgency
+
+        longest, rows = anchor.length, anchor.rows
+        used = longest * rows
+        for call in nsmallest(limit - 1, group, nearness):
             longest = max(longest, call.length)
             used += call.length * call.rows
             rows += call.rows
-            if len(chosen) == limit or used < (1 - self._max_padding) * longest * rows:
-                break
-            chosen.append(call)
-        return chosen
+            if used < (1 - self._max_padding) * longest * rows:
+                return
+            yield call
+
+
+def _in_order(group: Group) -> Iterator[Call]:
+    """The most urgent call, again and again: each has to be taken out before the next."""
+    while group:
+        yield group.first()

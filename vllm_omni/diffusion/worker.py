@@ -186,6 +186,7 @@ class Worker:
             start=spans[0].start if spans else 0,
             windows=tuple(program_input.windows),
             final=program_input.final,
+            priority=program_input.priority,
         )
 
     def _get(self, span: RowSpan) -> dict[str, torch.Tensor]:
