@@ -126,6 +126,10 @@ class Program:
         """
         self.job.expect(self._components[component].collators[method], calls)
 
+    def made(self, component: str, method: str = "forward") -> int:
+        """How often it has called a component since it started or last waited for a message."""
+        return self.job.made.get(self._components[component].collators[method], 0)
+
     def receive(self) -> Message:
         """The next message; the first call returns the message that started the program.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program: one request through a stock diffusers pipeline."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from vllm_omni.diffusion.programs.diffusers.watch import Step, watched
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest
 from vllm_omni.outputs import STEP, STEPS
+
+DENOISERS = ("transformer", "unet", "prior", "dit")
 
 
 def run(ctx: Program) -> None:
@@ -59,6 +61,9 @@ class _Call:
         for name, part in self.pipeline.components.items():
             if isinstance(part, SchedulerMixin):
                 vars(self.pipeline)[name] = watched(part, self._stepped)
+        if (steps := self.request.params.num_inference_steps) is not None:
+            for name in self._denoisers():
+                self.ctx.expect(name, steps)
         try:
             result = self.pipeline(**self.arguments)
         except ValueError as error:
@@ -69,8 +74,17 @@ class _Call:
             tensors["trajectory"] = torch.stack(self.trajectory).cpu()
         self.ctx.emit(self.modality, tensors, self._facts())
 
+    def _denoisers(self) -> Iterator[str]:
+        """Components that run at every step."""
+        for name, part in self.pipeline.components.items():
+            if name.startswith(DENOISERS) and part is not None:
+                yield name
+
     def _stepped(self, step: Step) -> None:
         params = self.request.params
+        for name in self._denoisers():
+            per_step = self.ctx.made(name) / step.done
+            self.ctx.expect(name, round(per_step * (step.total - step.done)))
         if params.return_trajectory:
             self.trajectory.append(step.latents)
         where = {STEP: step.done, STEPS: step.total}
