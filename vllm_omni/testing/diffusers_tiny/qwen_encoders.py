@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families whose text encoder is a Qwen: Z-Image, Ovis-Image, LongCat-Image, Krea 2, HunyuanImage."""
+"""Families with a Qwen as text encoder: Z-Image, Ovis, LongCat-Image, Krea 2, HunyuanImage."""
 
 from diffusers import (
     AutoencoderKLHunyuanImage,
@@ -78,8 +78,10 @@ def ovis_image() -> OvisImagePipeline:
 
 
 def longcat_image() -> LongCatImagePipeline:
-    """The edit pipeline scales input images to a megapixel, and the VAE makes them small again. 16 latent
-    channels are written into the pipelines."""
+    """The edit pipeline scales input images to a megapixel, and the VAE makes them small again.
+
+    16 latent channels are written into the pipelines.
+    """
     latents = 16
     return LongCatImagePipeline(
         scheduler=flow_match(use_dynamic_shifting=True, shift=3.0),

@@ -104,9 +104,7 @@ RECIPES = {
         (
             Example("StableDiffusionPipeline"),
             Example("StableDiffusionImg2ImgPipeline", image="image", sized=False, fixed=FULL),
-            Example(
-                "StableDiffusionInpaintPipeline", image="image", mask="mask_image", fixed=FULL
-            ),
+            Example("StableDiffusionInpaintPipeline", image="image", mask="mask_image", fixed=FULL),
         ),
     ),
     "sdxl": Recipe(

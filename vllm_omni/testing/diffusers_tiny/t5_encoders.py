@@ -192,9 +192,7 @@ RECIPES = {
             ),
         ),
     ),
-    "auraflow": Recipe(
-        auraflow, (Example("AuraFlowPipeline", fixed={"max_sequence_length": 64}),)
-    ),
+    "auraflow": Recipe(auraflow, (Example("AuraFlowPipeline", fixed={"max_sequence_length": 64}),)),
     "hidream": Recipe(hidream, (Example("HiDreamImagePipeline", heavy=True),)),
     "hunyuan_dit": Recipe(hunyuan_dit, (Example("HunyuanDiTPipeline", fixed=AS_ASKED),)),
 }

@@ -17,8 +17,8 @@ GAINS = {
     "self_attn.o_proj": 3.0,
     "lm_head": 4.0,
 }
-"""Factors on the weights of modules whose name holds the key: where a short prompt is one small term
-in a U-Net's residual stream, or a few tokens among hundreds of template and padding."""
+"""Factors on the weights of modules whose name holds the key: where a short prompt is one small
+term in a U-Net's residual stream, or a few tokens among hundreds of template and padding."""
 
 NORM_SPREAD = 0.1
 BIAS_SPREAD = 0.05

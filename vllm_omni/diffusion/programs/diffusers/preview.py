@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from vllm_omni.config.diffusers import call_parameters
 
@@ -27,18 +26,23 @@ def preview_steps(count: int, total: int) -> frozenset[int]:
     return frozenset(round(total * (i + 1) / (count + 1)) for i in range(count)) - {0, total}
 
 
-def decode(pipeline: DiffusionPipeline, arguments: dict[str, Any], latents: torch.Tensor) -> Any:
+def decode(
+    pipeline: DiffusionPipeline,
+    schedulers: Sequence[str],
+    arguments: dict[str, Any],
+    latents: torch.Tensor,
+) -> Any:
     """What the pipeline returns for these latents.
 
     Args:
         pipeline: A request's own.
+        schedulers: Names of its schedulers.
         arguments: Of its call.
         latents: As its scheduler's `step` gives them.
     """
     view = copy.copy(pipeline)
-    for name, part in pipeline.components.items():
-        if isinstance(part, SchedulerMixin):
-            vars(view)[name] = _ended(copy.deepcopy(part))
+    for name in schedulers:
+        vars(view)[name] = _ended(copy.deepcopy(vars(pipeline)[name]))
     return view(**{**arguments, "latents": latents})
 
 

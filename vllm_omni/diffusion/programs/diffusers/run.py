@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program: one request through a stock diffusers pipeline."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,31 +38,57 @@ def run(ctx: Program) -> None:
     chosen = kit.choose(request.media)
     pipeline = kit.private(chosen, ctx)
     arguments = call_arguments(chosen, request, message.tensors, ctx.device)
-    for name, part in pipeline.components.items():
-        if is_encoder(name, part):
-            vars(pipeline)[name] = remembering(name, part, cache)
-    call = _Call(ctx, request, pipeline, arguments, modality_of(type(chosen)))
+    own = vars(pipeline)
+    for name, part in kit.parts.items():
+        if name in own and is_encoder(name, part):
+            own[name] = remembering(name, own[name], cache)
+    schedulers = {n: own[n] for n, p in kit.parts.items() if isinstance(p, SchedulerMixin)}
+    denoisers = tuple(n for n in kit.models() if n.startswith(DENOISERS) and n in own)
+    facts: dict[str, int | float | str] = {"seed": request.params.seed or 0}
+    if request.params.fps is not None:
+        facts["fps"] = request.params.fps
+    if (rate := sample_rate(kit.parts)) is not None:
+        facts["sample_rate"] = rate
+    call = _Call(
+        ctx=ctx,
+        request=request,
+        pipeline=pipeline,
+        arguments=arguments,
+        modality=modality_of(type(chosen)),
+        schedulers=schedulers,
+        denoisers=denoisers,
+        facts=facts,
+    )
     call.run()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Call:
-    """One call of a pipeline, and what is told on the way."""
+    """One call of a pipeline, and what is told on the way.
+
+    Attributes:
+        schedulers: The request's own.
+        denoisers: Components that run at every step.
+        facts: What is told of whatever is made.
+        trajectory: Latents after each step so far, if they are wanted.
+    """
 
     ctx: Program
     request: GenerationRequest
     pipeline: DiffusionPipeline
     arguments: dict[str, Any]
     modality: str
+    schedulers: Mapping[str, Any]
+    denoisers: tuple[str, ...]
+    facts: Mapping[str, int | float | str]
     trajectory: list[torch.Tensor] = field(default_factory=list)
 
     def run(self) -> None:
         """Make what was asked for, and emit it."""
-        for name, part in self.pipeline.components.items():
-            if isinstance(part, SchedulerMixin):
-                vars(self.pipeline)[name] = watched(part, self._stepped)
+        for name, scheduler in self.schedulers.items():
+            vars(self.pipeline)[name] = watched(scheduler, self._stepped)
         if (steps := self.request.params.num_inference_steps) is not None:
-            for name in self._denoisers():
+            for name in self.denoisers:
                 self.ctx.expect(name, steps)
         try:
             result = self.pipeline(**self.arguments)
@@ -72,17 +98,11 @@ class _Call:
         tensors = tensors_of(result, self.request.params.output_type)
         if self.trajectory:
             tensors["trajectory"] = torch.stack(self.trajectory).cpu()
-        self.ctx.emit(self.modality, tensors, self._facts())
-
-    def _denoisers(self) -> Iterator[str]:
-        """Components that run at every step."""
-        for name, part in self.pipeline.components.items():
-            if name.startswith(DENOISERS) and part is not None:
-                yield name
+        self.ctx.emit(self.modality, tensors, self.facts)
 
     def _stepped(self, step: Step) -> None:
         params = self.request.params
-        for name in self._denoisers():
+        for name in self.denoisers:
             per_step = self.ctx.made(name) / step.done
             self.ctx.expect(name, round(per_step * (step.total - step.done)))
         if params.return_trajectory:
@@ -91,25 +111,16 @@ class _Call:
         if step.done in preview_steps(params.previews, step.total) and can_preview(
             type(self.pipeline), tuple(self.request.media)
         ):
-            shown = decode(self.pipeline, self.arguments, step.clean)
-            self.ctx.emit(self.modality, tensors_of(shown, "pil"), {**self._facts(), **where})
+            shown = decode(self.pipeline, tuple(self.schedulers), self.arguments, step.clean)
+            self.ctx.emit(self.modality, tensors_of(shown, "pil"), {**self.facts, **where})
         elif params.progress:
             self.ctx.emit(self.modality, None, where)
 
-    def _facts(self) -> Mapping[str, int | float | str]:
-        params = self.request.params
-        facts: dict[str, int | float | str] = {"seed": params.seed or 0}
-        if params.fps is not None:
-            facts["fps"] = params.fps
-        if (rate := sample_rate(self.pipeline)) is not None:
-            facts["sample_rate"] = rate
-        return facts
 
-
-def sample_rate(pipeline: DiffusionPipeline) -> int | None:
-    """Hz of the sound that a pipeline makes, if it makes sound."""
+def sample_rate(parts: Mapping[str, Any]) -> int | None:
+    """Hz of the sound that these components make, if they make sound."""
     for name, key in _RATES:
-        part = pipeline.components.get(name)
+        part = parts.get(name)
         if part is not None and key in part.config:
             return int(part.config[key])
     return None
