@@ -136,6 +136,15 @@ class StageLLM(AsyncLLM):
             self.core.stop(timeout)
         self.engine_core.shutdown(timeout=timeout or STOP_S)
 
+    def tell_media_cache(self) -> None:
+        """Give what the media cache was asked to whoever keeps statistics.
+
+        vLLM does so with an engine core's outputs, which no longer come once it has died.
+        """
+        stats = self.renderer.stat_mm_cache()
+        if stats is not None and self.logger_manager is not None:
+            self.logger_manager.record(None, None, stats)
+
     def close(self) -> None:
         """End the rest, after `shutdown`. Idempotent."""
         self.renderer.shutdown()

@@ -24,7 +24,6 @@ from vllm_omni.engine.messages import (
     CallResult,
     Emit,
     ErrorMessage,
-    ReplicaLost,
     Submit,
 )
 from vllm_omni.entrypoints.admission import Admission
@@ -74,7 +73,6 @@ class AsyncOmni(EngineClient):
         self._dispatcher: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
         self._draining = False
-        self._clearing: set[asyncio.Future[None]] = set()
         entry = launched.entry_llm
         self.vllm_config = entry.vllm_config
         self.model_config = entry.model_config
@@ -175,6 +173,7 @@ class AsyncOmni(EngineClient):
                 param="request_id",
             )
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
+        self._launched.entry_llm.tell_media_cache()
         if has_sounds(prompt):
             prompt = await asyncio.to_thread(with_sounds_as_heard, prompt)
         submit = self._requests.make(
@@ -253,8 +252,6 @@ class AsyncOmni(EngineClient):
             for message in await self._engine.receive():
                 if isinstance(message, CallResult):
                     self._answer(message)
-                elif isinstance(message, ReplicaLost):
-                    self._forget_media(message)
                 elif isinstance(message, ErrorMessage) and message.request_id is None:
                     if message.fatal:
                         self._die(message)
@@ -262,13 +259,6 @@ class AsyncOmni(EngineClient):
                     self._pass_on(message, stream)
                 elif isinstance(message, ErrorMessage):
                     logger.debug("dropping error for unknown req %s", message.request_id)
-
-    def _forget_media(self, lost: ReplicaLost) -> None:
-        """The engine core that replaces a dead one has no media that the renderer need not send."""
-        if self._engine.pools[lost.stage_id].stage.name == self.pipeline.entry.name:
-            clearing = asyncio.ensure_future(self.renderer.clear_mm_cache_async())
-            self._clearing.add(clearing)
-            clearing.add_done_callback(self._clearing.discard)
 
     def _pass_on(self, message: Emit | ErrorMessage, stream: OutputStream) -> None:
         """Give a message to its caller, or end a request whose caller does not read."""

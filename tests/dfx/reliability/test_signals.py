@@ -121,8 +121,12 @@ def test_worker_under_load(shared: Live, stage: str, number: int) -> None:
 
 
 def test_host_of_a_worker(shared: Live) -> None:
-    """The process that an engine core lives under counts as the worker."""
+    """The process that an engine core lives under counts as the worker.
+
+    Its successor has not been sent the picture that the front end keeps (B-12).
+    """
     expected = shared.text()
+    seen = shared.look()
     (host,) = shared.workers("OmniHost_thinker")
     core = worker(shared, "thinker")
     host.kill()
@@ -130,6 +134,10 @@ def test_host_of_a_worker(shared: Live) -> None:
     _, alive = psutil.wait_procs([core], 10)
     assert not alive, "the engine core ends with its host"
     assert_recovers(shared, expected)
+    hits = shared.media_hits()
+    assert shared.look() == seen
+    assert shared.look() == seen
+    assert shared.media_hits() >= hits + 1
 
 
 def test_hung_worker(model: Path, tmp_path: Path) -> None:
