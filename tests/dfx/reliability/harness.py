@@ -119,8 +119,9 @@ class Live:
         return [n for n in os.listdir("/dev/shm") if n.startswith(f"vllm-omni-{self.root.pid}-")]
 
     def files(self) -> list[str]:
-        """Sockets and temporary folders that are left."""
-        return [str(path) for path in self.folder.rglob("*") if path.is_socket() or path.is_dir()]
+        """Sockets and temporary folders that are left, and files by which workers meet."""
+        left = self.folder.rglob("*")
+        return [str(p) for p in left if p.is_socket() or p.is_dir() or "vllm_dist" in p.name]
 
 
 @dataclass

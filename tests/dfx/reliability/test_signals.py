@@ -159,6 +159,7 @@ def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     with serving(model, tmp_path) as live:
         running = load(live) if loaded else None
         tree = Tree(live)
+        assert any("vllm_dist" in path for path in live.files()), "not in a folder that goes"
         live.server.process.kill()
         assert live.server.process.wait(AT_ONCE_S) == -KILL
         if running is not None:
