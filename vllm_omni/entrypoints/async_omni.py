@@ -187,7 +187,7 @@ class AsyncOmni(EngineClient):
             {key: value for key, value in entry_kwargs.items() if value is not None},
         )
         with self._registered(request_id, submit) as stream:
-            async with self.admission.working(timeout) as ticket:
+            async with self.admission.working(timeout, _completions(submit)) as ticket:
                 deadline = min(ticket.deadline, self.admission.deadline(timeout))
                 loop = asyncio.get_running_loop()
                 timer = loop.call_at(deadline, self._expire, submit.request_id)
@@ -418,6 +418,11 @@ class AsyncOmni(EngineClient):
         return [
             x for results in await self._call("collective_rpc", *args, **kwargs) for x in results
         ]
+
+
+def _completions(submit: Submit) -> int:
+    """How many completions of its prompt a request asks for."""
+    return max((p.n for p in submit.params if isinstance(p, SamplingParams)), default=1)
 
 
 def _text_kind(submit: Submit) -> RequestOutputKind:
