@@ -18,6 +18,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     status_code: int | None = None
     error_type: str | None = None
+    param: str | None = None
 
 
 NO_ROOM = ErrorInfo(

@@ -6,7 +6,13 @@ from http import HTTPStatus
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.engine.messages import ErrorMessage
-from vllm_omni.errors import OmniGenerateError, StageUnavailableError, client_error_metadata
+from vllm_omni.errors import (
+    OmniClientError,
+    OmniGenerateError,
+    StageUnavailableError,
+    client_error_metadata,
+    is_client_error_status,
+)
 from vllm_omni.outputs import ErrorInfo
 
 
@@ -25,14 +31,19 @@ def raised(request_id: str, error: Exception, stage_id: int) -> ErrorMessage:
 
 def reported(request_id: str, error: ErrorInfo, stage_id: int) -> ErrorMessage:
     """A stage's process reported it of this request."""
-    unavailable = error.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    cause: Exception | None = None
+    if error.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+        cause = StageUnavailableError(error.message)
+    elif error.status_code is not None and is_client_error_status(error.status_code):
+        kind = error.error_type or "BadRequestError"
+        cause = OmniClientError(error.message, error.status_code, kind, param=error.param)
     return ErrorMessage(
         error=error.message,
         request_id=request_id,
         stage_id=stage_id,
         status_code=error.status_code,
         error_type=error.error_type,
-        cause=StageUnavailableError(error.message) if unavailable else None,
+        cause=cause,
     )
 
 
