@@ -6,7 +6,7 @@ Usage: python tools/gen_config_docs.py [--check]
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -29,6 +29,7 @@ from vllm_omni.config.schema import (
     engines_of,
     flag_engines_of,
 )
+from vllm_omni.entrypoints.cli.serve import add_frontend_args
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -96,8 +97,10 @@ def render() -> str:
     parts = [
         INTRO,
         "## Flags\n",
-        "On top of all flags of `vllm serve`:\n",
-        _flags(),
+        "On top of all flags of `vllm serve`. These are about stages and requests:\n",
+        _flags(add_omni_args),
+        "These limit the HTTP server:\n",
+        _flags(add_frontend_args),
         "## Top level of a deploy file\n",
         _keys(DeployConfig, skip=tuple(PipelineWide.model_fields)),
         "These are shared by all stages that do not set their own:\n",
@@ -119,15 +122,16 @@ def render() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _flags() -> str:
-    parser = add_omni_args(argparse.ArgumentParser(add_help=False))
-    idle = FLAG_IDLE.keys() | STAGE_IDLE.keys()
+def _flags(add: Callable[[argparse.ArgumentParser], object]) -> str:
+    parser = argparse.ArgumentParser(add_help=False)
+    add(parser)
+    idle = FLAG_IDLE.keys() | {name for name, entry in STAGE_IDLE.items() if entry.flag}
     rows = []
     for action in parser._actions:
         if action.dest in idle:
             continue
         flags = ", ".join(f"`{option}`" for option in action.option_strings)
-        default = "" if action.default in (None, False) else f" Default: {action.default}."
+        default = "" if action.default in (None, False, []) else f" Default: {action.default}."
         rows.append((flags, (action.help or "").replace("%%", "%") + default))
     return _table(("flag", "meaning"), rows)
 

@@ -39,8 +39,13 @@ _TOLD_S = 0.2
 """How long the exit code of a process that has ended may be on its way."""
 
 
+ANSWER_S = 30.0
+"""How long the process that forks may take to answer: it does so in milliseconds."""
+
+
 class ForkServerGoneError(RuntimeError):
-    """The process that forks stages' processes has been killed: no stage can be started."""
+    """The process that forks stages' processes has been killed, or does not answer: no stage can be
+    started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,7 @@ class ForkServer:
             self.pid = os.fork()
             if self.pid == 0:
                 run_and_exit(lambda: _Forker(theirs, server).run())
+        self._control.settimeout(ANSWER_S)
 
     def fork(self, target: Target, *args: Any, environment: Mapping[str, str]) -> Child:
         """Run `target(lifeline, *args)` in a new process with exactly this environment.
@@ -151,8 +157,10 @@ class ForkServer:
                 answer, (sentinel, status) = _receive(self._control, 2)
             except (OSError, ValueError, EOFError) as error:
                 ours.close()
+                self._control.close()  # an answer that is late would be taken for the next one's
+                what = "does not answer" if isinstance(error, TimeoutError) else "is gone"
                 raise ForkServerGoneError(
-                    f"the process that forks stages' processes (pid {self.pid}) is gone"
+                    f"the process that forks stages' processes (pid {self.pid}) {what}"
                 ) from error
         (pid,) = _STATUS.unpack(answer)
         return Child(pid, Connection(ours.detach()), sentinel, status)
@@ -160,7 +168,8 @@ class ForkServer:
     def close(self) -> None:
         """End it. What it has forked goes on."""
         self._control.close()
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)  # one that was stopped could not end
             os.waitpid(self.pid, 0)
 
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
+from huggingface_hub import constants
+from vllm.transformers_utils import repo_utils
 
 from vllm_omni.config.build import build_plan
 from vllm_omni.config.plan import DeploymentPlan
@@ -169,3 +172,19 @@ def test_a_tokenizer_from_elsewhere(tiny_checkpoint: TINY, tmp_path: Path) -> No
 def test_a_pipeline_for_another_family(tiny_checkpoint: TINY, tmp_path: Path) -> None:
     model = copied(tiny_checkpoint("qwen3_omni_moe"), tmp_path)
     assert_refused(model, "token2wav_config", deploy_config={"pipeline": "qwen2_5_omni"})
+
+
+def test_a_hub_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(OmniConfigError, match=r"'nobody/nothing'.*HF_HUB_OFFLINE") as caught:
+        build_plan("nobody/nothing", host=CPU)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object) -> bool:
+        raise httpx2.ConnectError("[Errno 101] Network is unreachable")
+
+    monkeypatch.setattr(repo_utils, "file_or_path_exists", unreachable)
+    with pytest.raises(OmniConfigError, match=r"'nobody/nothing'.*hub cannot be reached.*Network"):
+        build_plan("nobody/nothing", host=CPU)

@@ -315,6 +315,60 @@ OMNI: dict[str, Bad] = {
     "media options": Bad({"media_io_kwargs": {"video": {"num_frames": -1}}}, "media_io_kwargs"),
 }
 
+GRAMMARS: dict[str, Bad] = {
+    name: Bad({"structured_outputs": grammar}, "structured_outputs")
+    for name, grammar in {
+        "no choice": {"choice": []},
+        "regex that is none": {"regex": "("},
+        "regex that nothing matches": {"regex": r"[^\s\S]"},
+        "regex that nothing ends": {"regex": r"a[^\s\S]"},
+        "schema that nothing fits": {"json": {"enum": []}},
+        "schema of an unknown type": {"json": {"type": "nothing"}},
+        "schema that contradicts itself": {"json": {"type": "integer", "minimum": 5, "maximum": 1}},
+        "schema that is false": {"json": "false"},
+        "schema of itself": {"json": {"$ref": "#"}},
+        "schema with a bad pattern": {"json": {"type": "string", "pattern": "("}},
+        "grammar without words": {"grammar": "root ::= root"},
+        "grammar without an end": {"grammar": "root ::= "},
+        "grammar without a root": {"grammar": 'a ::= "x"'},
+        "grammar of an unknown rule": {"grammar": "root ::= foo"},
+    }.items()
+} | {
+    "response format that nothing fits": Bad(
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"enum": []}},
+            }
+        },
+        "response_format",
+    ),
+    "response format of itself": Bad(
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"$ref": "#"}},
+            }
+        },
+        "response_format",
+    ),
+}
+
+ENGINE: dict[str, Bad] = {
+    **{
+        f"{name} {type(value).__name__}": Bad({"vllm_xargs": {name: value}}, f"vllm_xargs.{name}")
+        for name in ("kv_transfer_params", "ec_transfer_params")
+        for value in ("x", 3, ["x"])
+    },
+    "argument of a wrong kind": Bad({"vllm_xargs": {"a": {"b": 1}}}, "vllm_xargs.a"),
+    **{
+        f"cut to {tokens} before its picture": Bad(
+            {"messages": image(PNG), "truncate_prompt_tokens": tokens}, "truncate_prompt_tokens"
+        )
+        for tokens in (-1, 0, 1, 8, 400)
+    },
+}
+
 BATCH: dict[str, Bad] = {
     name: Bad({"messages": [HI], name: value}, name, says="/v1/chat/completions")
     for name, value in {
@@ -329,7 +383,11 @@ BATCH: dict[str, Bad] = {
         "return_stage_metrics": True,
         "stream": True,
     }.items()
+} | {
+    "cut before a picture": Bad(
+        {"messages": [image(PNG)], "truncate_prompt_tokens": 8}, "truncate_prompt_tokens"
+    )
 }
 """For `/v1/chat/completions/batch`, whose messages are lists of conversations."""
 
-ALL: dict[str, Bad] = MALFORMED | MESSAGES | MEDIA | SAMPLING | OMNI
+ALL: dict[str, Bad] = MALFORMED | MESSAGES | MEDIA | SAMPLING | OMNI | GRAMMARS | ENGINE

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from vllm_omni.config.limits import ServingLimits
-from vllm_omni.entrypoints.admission import Admission, Ticket, current_client
+from vllm_omni.entrypoints.admission import Admission, Ticket, current_client, current_ticket
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware, client_of
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware
-from vllm_omni.errors import DeadlineExceededError, OverloadedError
+from vllm_omni.errors import DeadlineExceededError, OmniClientError, OverloadedError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
@@ -85,6 +85,32 @@ async def test_the_estimate_follows_recent_requests() -> None:
     assert 80 <= it.retry_after_s() <= 100, "two wait, and 30 s each"
     for task in tasks:
         task.cancel()
+
+
+async def test_completions_of_one_prompt_take_places() -> None:
+    it = admission(slots=1, most=9)
+    ticket = await it.enter("a", it.deadline())
+    before = current_ticket.set(ticket)
+    try:
+        async with it.working(None, 5):
+            with pytest.raises(OverloadedError):
+                it.check_room("a")
+            it.check_room("b")
+        it.check_room("a")
+        with pytest.raises(OverloadedError):
+            async with it.working(None, 6):
+                pass
+        with pytest.raises(OmniClientError) as caught:
+            async with it.working(None, 100):
+                pass
+        assert caught.value.param == "n"
+    finally:
+        current_ticket.reset(before)
+    it.check_room("a", 4)
+    ticket.release()
+    async with it.working(None, 100):  # from Python, which has no others to be fair to
+        assert it.running == 1
+    assert it.running == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.entrypoints.bad_requests import ALL, BATCH, HI, Bad, whole
-from tests.entrypoints.conftest import MAX_BODY_BYTES, LiveServer
+from tests.entrypoints.bad_requests import ALL, BATCH, HI, Bad, image, whole
+from tests.entrypoints.conftest import MAX_BODY_BYTES, MODEL, LiveServer
+from vllm_omni.testing import media
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -53,6 +54,23 @@ def test_bad_batch(http: httpx.Client, bad: Bad) -> None:
     assert bad.says in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "hi", "vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs."),
+        ("responses", {"input": "hi", "vllm_xargs": {"kv_transfer_params": 1}}, "vllm_xargs."),
+        ("completions", {"prompt": "hi", "structured_outputs": {"regex": r"[^\s\S]"}}, "struct"),
+    ],
+)
+def test_bad_request_of_vllms_own_routes(
+    http: httpx.Client, path: str, body: dict[str, object], param: str
+) -> None:
+    reply = http.post(f"/v1/{path}", json={"model": MODEL, **body})
+    assert reply.status_code == 400, reply.text
+    assert str(error_of(reply)["param"]).startswith(param), reply.text
+    assert http.get("/health").status_code == 200
+
+
 def test_a_batch_of_texts_is_served(http: httpx.Client) -> None:
     body = whole({"messages": [HI, HI], "modalities": ["text"], "temperature": 0})
     reply = http.post("/v1/chat/completions/batch", content=body, headers=JSON)
@@ -96,3 +114,15 @@ def test_unknown_routes(http: httpx.Client, method: str, path: str, status: int)
     reply = http.request(method, path)
     assert reply.status_code == status
     assert path in str(error_of(reply)["message"])
+
+
+def test_a_picture_of_a_refused_request_is_served_later(http: httpx.Client) -> None:
+    """The engine core never got it, whatever the front end keeps of processed media (B-12)."""
+    picture = {"messages": image(media.encode_image(media.image(40, 24)))}
+    refused = http.post(
+        "/v1/chat/completions", content=whole(picture | {"max_tokens": 10**9}), headers=JSON
+    )
+    assert refused.status_code == 400, refused.text
+    for _ in range(2):
+        reply = http.post("/v1/chat/completions", content=whole(picture), headers=JSON)
+        assert reply.status_code == 200, reply.text

@@ -14,6 +14,7 @@ import pytest
 import vllm_omni
 from tests.entrypoints.conftest import serve_command, serve_environment
 from tests.processes import command_line, family
+from vllm_omni.entrypoints.cli.main import main
 from vllm_omni.testing.server import free_port
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
@@ -74,6 +75,61 @@ def test_other_commands_have_no_omni_form() -> None:
     assert_one_line(run("collect-env", "--omni"), 2, "serve, bench")
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a command line sets for its process is set for this one."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+
+
+def test_other_commands_are_vllms(in_process: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["collect-env", "--help"])
+    assert ended.value.code == 0
+    assert "collecting environment" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "says"), [("srve", "'serve'"), ("xyz", "--help")])
+def test_unknown_command(command: str, says: str) -> None:
+    assert_one_line(run(command, "model"), 2, command, says)
+
+
+def test_unknown_option_of_a_command(in_process: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "model", "--omni", "--deploy-confg", "x.yaml"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "--deploy-confg; did you mean --deploy-config?" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_importing(number: int, tmp_path: Path) -> None:
+    """Nothing has been started: it ends at once, without a word."""
+    log = tmp_path / "log.txt"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*MAIN, "serve", "/nowhere", "--omni"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=serve_environment(),
+        )
+        try:
+            caught = psutil.Process(process.pid)
+            while process.poll() is None and not handles_signals(caught):
+                time.sleep(0.005)
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number, log.read_text()
+        finally:
+            process.kill()
+    assert "Traceback" not in log.read_text()
+
+
+def handles_signals(process: psutil.Process) -> bool:
+    """Whether a process has taken SIGTERM, and SIGINT before it, into its own hands."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(next(line for line in status.splitlines() if "SigCgt" in line).split()[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 def test_unknown_option() -> None:
     assert_one_line(run("--frobnicate"), 2, "--frobnicate")
 
@@ -131,7 +187,7 @@ def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
         while process.poll() is None and not any(
             "OmniForkServer" in command_line(child) for child in children
         ):
-            time.sleep(0.05)  # before that it only imports, and a signal does what it always does
+            time.sleep(0.05)  # before that it only imports
             children = family(process.pid)[1:]
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of `examples/online_serving` run as they are."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 import av
 import pytest
 
-from tests.entrypoints.conftest import LiveServer
+from tests.entrypoints.conftest import MODEL, LiveServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "online_serving"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "online_serving"
+REALTIME = ROOT / "docs" / "realtime.md"
 
 
 def run(folder: Path, *command: str) -> str:
@@ -36,3 +39,17 @@ def test_chat_py(server: LiveServer, tmp_path: Path) -> None:
 def test_chat_sh(server: LiveServer, tmp_path: Path) -> None:
     assert run(tmp_path, str(EXAMPLES / "chat.sh"), server.url)
     assert samples(tmp_path / "story.wav") and samples(tmp_path / "story.mp3")
+
+
+def test_the_example_of_the_realtime_document(server: LiveServer, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", REALTIME.read_text(), re.DOTALL)
+    brief = {"max_output_tokens": 8, "sampling_params_list": [{}, {"max_tokens": 24}, {}]}
+    for place, here in {
+        "http://localhost:8000": server.url,
+        "Qwen/Qwen3-Omni-30B-A3B-Instruct": MODEL,
+        "response.create()": f"response.create(response={brief})",
+    }.items():
+        assert place in code
+        code = code.replace(place, here)
+    run(tmp_path, sys.executable, "-c", code)
+    assert samples(tmp_path / "answer.wav")

@@ -13,7 +13,14 @@ from multiprocessing.connection import wait
 import psutil
 import pytest
 
-from vllm_omni.fork_server import Child, Lifeline, fork_server
+from vllm_omni import fork_server as module
+from vllm_omni.fork_server import (
+    Child,
+    ForkServer,
+    ForkServerGoneError,
+    Lifeline,
+    fork_server,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -192,3 +199,19 @@ def test_a_killed_fork_server_takes_nobody_with_it() -> None:
         parent.end()
     _, alive = psutil.wait_procs([child], WAIT_S)
     assert not alive
+
+
+def test_a_frozen_fork_server_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who asks first nor whoever comes after; and it ends when it goes on."""
+    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    server = ForkServer()
+    frozen = psutil.Process(server.pid)
+    frozen.suspend()
+    try:
+        with pytest.raises(ForkServerGoneError, match="does not answer"):
+            server.fork(leave, 0, environment=os.environ)
+        with pytest.raises(ForkServerGoneError, match="is gone"):
+            server.fork(leave, 0, environment=os.environ)
+    finally:
+        server.close()
+    assert not psutil.pid_exists(server.pid)

@@ -132,6 +132,8 @@ def test_vllms_metrics_of_every_stage_and_replica(server: LiveServer) -> None:
         assert value(found, "vllm:num_requests_running", stage=stage, replica=replica) == 0
     assert value(found, "vllm:generation_tokens_total", stage="talker") >= 48
     assert value(found, "vllm:request_success_total", stage="thinker") >= 2
+    named = {dict(labels).get("model_name") for (n, labels) in found if n.startswith("vllm:")}
+    assert named - {None} == {MODEL}, "the name that clients use"
     labelled = {dict(labels).keys() >= {"engine"} for (n, labels) in found if n.startswith("vllm:")}
     assert labelled == {False}, "`engine` has become `stage` and `replica`"
 

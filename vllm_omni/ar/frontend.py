@@ -11,6 +11,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -20,6 +21,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import SchedulerStats
 
+from vllm_omni.ar.grammar import grammar_refusal
 from vllm_omni.ar.host import STOP_S, HostedCore
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, RowUpdate, split_spans, updates_params
 from vllm_omni.errors import OmniClientError
@@ -136,6 +138,15 @@ class StageLLM(AsyncLLM):
             self.core.stop(timeout)
         self.engine_core.shutdown(timeout=timeout or STOP_S)
 
+    def tell_media_cache(self) -> None:
+        """Give what the media cache was asked to whoever keeps statistics.
+
+        vLLM does so with an engine core's outputs, which no longer come once it has died.
+        """
+        stats = self.renderer.stat_mm_cache()
+        if stats is not None and self.logger_manager is not None:
+            self.logger_manager.record(None, None, stats)
+
     def close(self) -> None:
         """End the rest, after `shutdown`. Idempotent."""
         self.renderer.shutdown()
@@ -173,6 +184,11 @@ class StageLLM(AsyncLLM):
                 request = await request
         except TypeError as error:  # vLLM's word for a prompt or media of a wrong kind
             raise OmniClientError(f"`prompt`: {error}", param="prompt") from error
+        except (ValueError, VLLMClientError) as error:
+            if refusal := grammar_refusal(error, params):
+                raise refusal from error
+            raise
+        self._check_media_end(request)
         if reasoning_ended is not None:
             request.reasoning_ended = reasoning_ended
         if reasoning_parser_kwargs is not None:
@@ -188,6 +204,24 @@ class StageLLM(AsyncLLM):
         else:
             await self._submit_several(request, prompt_text, collector)
         return request.request_id
+
+    def _check_media_end(self, request: EngineCoreRequest) -> None:
+        """Refuse a prompt that ends with its media: models that count positions in more than one
+        dimension count an end marker, and without one the engine core would end.
+
+        Raises:
+            OmniClientError: It was cut there.
+        """
+        if not self.model_config.uses_mrope or request.prompt_token_ids is None:
+            return
+        for feature in request.mm_features or ():
+            place = feature.mm_position
+            if place.offset + place.length >= len(request.prompt_token_ids):
+                raise OmniClientError(
+                    f"the prompt ends with its {feature.modality}, without the marker of its end: "
+                    "it was cut there (truncation?)",
+                    param="prompt",
+                )
 
     async def _submit_several(
         self, request: EngineCoreRequest, prompt_text: str | None, collector: StepCollector

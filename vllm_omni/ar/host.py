@@ -31,6 +31,9 @@ from vllm_omni.start_report import Check, StartFailure, StartLog, StartReport, r
 HOST_PID = "VLLM_OMNI_HOST_PID"
 """Environment variable of an engine core: the process that it ends with."""
 
+FOLDER = "VLLM_RPC_BASE_PATH"
+"""Environment variable of an engine core: the folder of its sockets, which goes with it."""
+
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 STOP_S = 3.0
 """What an engine core gets to end by itself, where no other time was asked for."""
@@ -68,7 +71,7 @@ class HostedCore:
     ) -> Self:
         """Begin to start an engine core; `wait_until_ready` says how it went."""
         # All of its sockets, those that vLLM makes there included, go with one folder.
-        folder = tempfile.mkdtemp(prefix="vllm-omni-", dir=environment.get("VLLM_RPC_BASE_PATH"))
+        folder = tempfile.mkdtemp(prefix="vllm-omni-", dir=environment.get(FOLDER))
         addresses = EngineZmqAddresses(
             inputs=[f"ipc://{folder}/in"], outputs=[f"ipc://{folder}/out"]
         )
@@ -80,7 +83,7 @@ class HostedCore:
                 log_stats,
                 addresses,
                 folder,
-                environment={**environment, "VLLM_RPC_BASE_PATH": folder},
+                environment={**environment, FOLDER: folder},
             )
         except BaseException:
             shutil.rmtree(folder)

@@ -55,13 +55,23 @@ def preload(architectures: list[str]) -> None:
         import vllm_omni.ar.worker  # noqa: F401
 
 
+SENDERS_KEEP_MEDIA = {"_api_process_count": 2}
+"""Has vLLM keep processed media where prompts are prepared, and send them whole each time.
+
+It does so for servers of several front ends, of which none knows what an engine core has been sent.
+Else a front end sends media once and then only their hash, which is wrong of a core that replaced a
+dead one, of another replica than the one that got them, and after a refused request. What else
+depends on the number is the share of each front end in `--mm-ipc-gpu-memory-gb`.
+"""
+
+
 def engine_config(
     stage: ArStageConfig,
     engine_args: Mapping[str, Any],
     hf_overrides: Callable[[Any], Any] | None = None,
 ) -> VllmConfig:
     """vLLM's config of a stage: the deployment's engine arguments plus our seams."""
-    args = {**engine_args, "load_format": safe_load_format(engine_args)}
+    args = {**engine_args, **SENDERS_KEEP_MEDIA, "load_format": safe_load_format(engine_args)}
     args["additional_config"] = {
         **args.get("additional_config", {}),
         **stage.to_additional_config(),

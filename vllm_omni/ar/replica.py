@@ -12,12 +12,14 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.ar.frontend import StageLLM
+from vllm_omni.ar.grammar import HOPELESS, is_constrained, is_stuck
 from vllm_omni.ar.shown import ShownTokens
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import RowUpdate, StageRequest, attach_request, frame_sampling
 from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import RowInput, RowPrompt, StageInput
-from vllm_omni.outputs import NO_ROOM, StageOutput, TokenOutput
+from vllm_omni.outputs import NO_ROOM, ErrorInfo, StageOutput, TokenOutput
 from vllm_omni.replica import StageReplica
 
 SIGN_OF_LIFE_S = 1.0
@@ -25,11 +27,12 @@ SIGN_OF_LIFE_S = 1.0
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended: vLLM's id for it once submitted, and whether its prompt has
-    been reported."""
+    """A request that has not ended: vLLM's id for it once submitted, whether its prompt has been
+    reported, and whether a grammar decides what is sampled."""
 
     internal_id: str | None = None
     prompt_reported: bool = False
+    constrained: bool = False
     shown: ShownTokens = field(default_factory=ShownTokens)
 
 
@@ -76,7 +79,7 @@ class ArReplica(StageReplica):
             params.skip_reading_prefix_cache = True
             params.output_kind = RequestOutputKind.DELTA
             attach_request(params, StageRequest(request_id, emit=True))
-        live = self._live[request_id] = _Live()
+        live = self._live[request_id] = _Live(constrained=is_constrained(params))
         try:
             live.internal_id = await self.llm.submit(
                 request_id, prompt, params, self._collect, **kwargs
@@ -267,6 +270,13 @@ class ArReplica(StageReplica):
             spans=spans,
             finished=output.finished,
             finish_reason=completion.finish_reason,
-            error=NO_ROOM if any(span.lost for span in spans) else None,
+            error=_error_of(output, spans, live),
             output=output,
         )
+
+
+def _error_of(output: RequestOutput, spans: Sequence[RowSpan], live: _Live) -> ErrorInfo | None:
+    """Why a request ends with this output, if it ends badly."""
+    if live.constrained and is_stuck(output):
+        return HOPELESS
+    return NO_ROOM if any(span.lost for span in spans) else None

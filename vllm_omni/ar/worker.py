@@ -12,7 +12,7 @@ import torch
 from vllm.distributed import parallel_state
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vllm_omni.ar.host import HOST_PID
+from vllm_omni.ar.host import FOLDER, HOST_PID
 from vllm_omni.ar.model_runner import OmniCPUModelRunner
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.segments import raze
@@ -27,6 +27,7 @@ class OmniCPUWorker(CPUWorker):
     def init_device(self) -> None:
         if HOST_PID in os.environ:
             _end_with_host(ArStageConfig.of(self.vllm_config).deployment_id)
+            self.distributed_init_method = _in_folder(self.distributed_init_method)
         # The engine core was forked from a process that keeps torch to one thread.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         super().init_device()
@@ -37,6 +38,17 @@ class OmniCPUWorker(CPUWorker):
         if self.parallel_config.world_size_across_dp == 1:
             _close_lone_groups()
         return times
+
+
+def _in_folder(init_method: str) -> str:
+    """Where workers find each other, in the engine core's folder if it is a file.
+
+    torch removes the file only where a process ends in order; the folder goes with the core.
+    """
+    scheme, _, path = init_method.partition("://")
+    if scheme != "file":
+        return init_method
+    return f"file://{os.path.join(os.environ[FOLDER], os.path.basename(path))}"
 
 
 def _end_with_host(deployment_id: str) -> None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint says about itself."""
 
+from pathlib import Path
 from typing import Any
 
-import httpx
-from huggingface_hub.errors import StrictDataclassError
+import httpx2
+from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import OfflineModeIsEnabled, StrictDataclassError
 from transformers import PretrainedConfig
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index
@@ -38,6 +40,11 @@ def load_hf_config(
         return get_config(model, trust_remote_code, revision=revision)
     except OmniConfigError:
         raise
+    except (httpx2.TransportError, OfflineModeIsEnabled) as error:
+        raise OmniConfigError(
+            f"model {model!r}: it is no folder here, and the hub cannot be reached to look for it "
+            f"there: {error}"
+        ) from error
     # Config classes fail with whatever a value of a wrong kind leads to.
     except (
         OSError,
@@ -46,9 +53,19 @@ def load_hf_config(
         AttributeError,
         KeyError,
         StrictDataclassError,
-        httpx.HTTPError,
+        httpx2.HTTPError,
     ) as error:
-        raise OmniConfigError(f"model {model!r}: its config cannot be loaded: {error}") from error
+        raise OmniConfigError(
+            f"model {model!r}: its config cannot be loaded: {_reason(model, error)}"
+        ) from error
+
+
+def _reason(model: str, error: Exception) -> str:
+    """An error in one line; one about a name that may be the hub's says whether that was asked."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if is_offline_mode() and not Path(model).exists():
+        return f"it is no folder here, and HF_HUB_OFFLINE keeps the hub from being asked: {reason}"
+    return reason
 
 
 def checkpoint_dtype(hf_config: PretrainedConfig, config_name: str | None) -> str | None:

@@ -80,6 +80,22 @@ def check_types(params: SamplingParams) -> None:
             _converted(key, value, wanted)
 
 
+_OBJECTS = ("kv_transfer_params", "ec_transfer_params")
+"""Extra arguments that vLLM's engine takes for mappings, unseen."""
+
+
+def check_extra_args(given: Mapping[str, Any] | None) -> None:
+    """Check those extra arguments that an engine reads as they are.
+
+    Raises:
+        SamplingError: One is wrong; its key is the argument's name.
+    """
+    for key in _OBJECTS:
+        value = (given or {}).get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise SamplingError(key, f"should be an object, not {type(value).__name__}")
+
+
 def check_subtalker(given: Any) -> None:
     """Check `subtalker_sampling_params`.
 

@@ -6,7 +6,11 @@ from http import HTTPStatus
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.engine.messages import ErrorMessage
-from vllm_omni.errors import OmniGenerateError, StageUnavailableError, client_error_metadata
+from vllm_omni.errors import (
+    OmniGenerateError,
+    StageUnavailableError,
+    client_error_metadata,
+)
 from vllm_omni.outputs import ErrorInfo
 
 

@@ -228,12 +228,11 @@ def _ar_launch(
 ) -> ArLaunch:
     place = _place(plan, stage, replica_id, deployment_id)
     overrides = talker_config if stage.stage.row_driven else None
-    args = {"model": plan.model, **stage.engine_args}
+    # vLLM's metrics carry the first of the names.
+    names = list(plan.served_model_names)
+    args = {"model": plan.model, "served_model_name": names, **stage.engine_args}
     # vLLM would start one exporter per engine, each in place of the last; ours is started once.
     args.pop("otlp_traces_endpoint", None)
-    # vLLM's cache has the front end believe that an engine core has what it was sent once. It is
-    # wrong for a core that replaced a dead one, for another replica, and after a refused request.
-    args["mm_processor_cache_gb"] = 0
     if stage is plan.entry:
         # The place where vLLM's own routes (completions, responses, ...) look for defaults.
         args["override_generation_config"] = {

@@ -98,13 +98,6 @@ class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True):
         return described or OmniGenerateError(self.error)
 
 
-class ReplicaLost(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica died: what the caller's side believes it to hold (cached media) is gone."""
-
-    stage_id: int
-    replica_id: int
-
-
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to a `Call`, one per live replica in stage order, or the error that it met."""
 
@@ -113,4 +106,4 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     error: BaseException | None = None
 
 
-Message = Emit | ErrorMessage | ReplicaLost | CallResult
+Message = Emit | ErrorMessage | CallResult

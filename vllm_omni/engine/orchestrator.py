@@ -35,7 +35,6 @@ from vllm_omni.engine.messages import (
     Emit,
     ErrorMessage,
     Message,
-    ReplicaLost,
     Shutdown,
     Submit,
 )
@@ -413,7 +412,6 @@ class Orchestrator:
         lost = set(pool.requests_on(replica_id))
         ending = pool.evict_replica(replica_id)
         self._metrics.evicted(stage)
-        self._send([ReplicaLost(stage_id=pool.stage_id, replica_id=replica_id)])
         if pool.live_num_replicas == 0:
             lost |= {r for r, state in self._states.items() if stage in state.times}
         self._lose(lost, pool, error)

@@ -10,6 +10,7 @@ from vllm import SamplingParams
 from vllm_omni.config.sampling import (
     SUBTALKER,
     SamplingError,
+    check_extra_args,
     check_subtalker,
     check_types,
     sampling_params,
@@ -82,6 +83,20 @@ def overlaid(given: Mapping[str, Any], base: Mapping[str, Any], field: str) -> S
     """
     with _blamed_on(field):
         return sampling_params(given, base)
+
+
+def check_extra(params: SamplingParams, field: str) -> None:
+    """Check the free-form arguments that an engine reads.
+
+    Args:
+        params: Of one stage.
+        field: Name of the request field that holds them.
+
+    Raises:
+        OmniClientError: Names the argument at fault.
+    """
+    with _blamed_on(field):
+        check_extra_args(params.extra_args)
 
 
 def check_frames(params: SamplingParams, field: str) -> None:

@@ -12,13 +12,13 @@ from Python by `AsyncOmni` itself. Both by `Admission`.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 from vllm_omni.config.limits import ServingLimits
 from vllm_omni.entrypoints.fair_queue import FairQueue
-from vllm_omni.errors import DeadlineExceededError, OverloadedError
+from vllm_omni.errors import DeadlineExceededError, OmniClientError, OverloadedError
 from vllm_omni.metrics.loop_lag import LoopLagProbe
 from vllm_omni.metrics.overload import OverloadMetrics
 
@@ -151,18 +151,26 @@ class Admission:
         return self._ticket(client, deadline, loop.time() - came)
 
     @asynccontextmanager
-    async def working(self, timeout: float | None) -> AsyncIterator[Ticket]:
+    async def working(self, timeout: float | None, completions: int = 1) -> AsyncIterator[Ticket]:
         """While the engine works on a request.
 
         The first of an HTTP request is let in with that; further ones at the same time (a batch of
-        prompts) take a waiting place each, without waiting. One from Python comes in by itself.
+        prompts, `n` completions of one) take a waiting place each, without waiting. One from Python
+        comes in by itself, with all of its completions.
+
+        Args:
+            timeout: Seconds that it may take; None for what the server allows.
+            completions: What it asks for.
 
         Raises:
+            OmniClientError: It asks for more completions than the server takes requests.
             OverloadedError: There are too many.
             DeadlineExceededError: Its turn did not come in time.
         """
         outer = current_ticket.get()
+        places = completions - 1
         if outer is None or outer.over:
+            places = 0
             ticket = await self.enter(current_client.get(), self.deadline(timeout))
         elif outer.in_use:
             ticket = self._enter_beside(outer)
@@ -171,10 +179,28 @@ class Admission:
             ticket = outer
         ticket.in_use = True
         try:
-            yield ticket
+            with self._beside(ticket.client, places):
+                yield ticket
         finally:
             ticket.in_use = False
             ticket.release()
+
+    @contextmanager
+    def _beside(self, client: str, places: int) -> Iterator[None]:
+        """While a request takes places beside its own."""
+        if places >= self.limits.max_num_queued_reqs:
+            raise OmniClientError(
+                f"`n` is {places + 1}: this server takes {self.limits.max_num_queued_reqs} "
+                "completions at a time",
+                param="n",
+            )
+        if places:
+            self.check_room(client, places)
+        self._extra[client] += places
+        try:
+            yield
+        finally:
+            self._extra -= Counter({client: places})
 
     def _enter_beside(self, outer: Ticket) -> Ticket:
         self.check_room(outer.client)
@@ -182,8 +208,8 @@ class Admission:
         now = asyncio.get_running_loop().time()
         return Ticket(self, outer.client, outer.deadline, now, turn=False)
 
-    def check_room(self, client: str) -> None:
-        """See that a client may wait.
+    def check_room(self, client: str, places: int = 1) -> None:
+        """See that a client may have further places.
 
         It may have as many places as are left: alone half of them, and among n clients 1 / (n + 1)
         each, so that there is one for whoever comes next.
@@ -192,7 +218,8 @@ class Admission:
             OverloadedError: It may not.
         """
         free = self._places - len(self._queue) - self._extra.total()
-        if self._queue.count(client) + self._extra[client] >= free:
+        # As if they were taken one after the other.
+        if self._queue.count(client) + self._extra[client] + places > free - (places - 1):
             self.metrics.rejected()
             who = "this server" if free <= 0 else "this client"
             raise OverloadedError(f"too many requests of {who} wait already; try again later")

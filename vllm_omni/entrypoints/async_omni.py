@@ -25,7 +25,6 @@ from vllm_omni.engine.messages import (
     CallResult,
     Emit,
     ErrorMessage,
-    ReplicaLost,
     Submit,
 )
 from vllm_omni.entrypoints.admission import Admission
@@ -76,7 +75,6 @@ class AsyncOmni(EngineClient):
         self._dispatcher: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
         self._draining = False
-        self._clearing: set[asyncio.Future[None]] = set()
         if (entry := launched.entry_llm) is not None:
             self.vllm_config = entry.vllm_config
             self.model_config = entry.model_config
@@ -180,6 +178,8 @@ class AsyncOmni(EngineClient):
         request_id = request_id or f"omni-{uuid.uuid4().hex}"
         if output_modalities is None:
             output_modalities = self.pipeline.output_modalities[:1]
+        if (llm := self._launched.entry_llm) is not None:
+            llm.tell_media_cache()
         if has_sounds(prompt) and not self.pipeline.entry.takes_generation:
             prompt = await asyncio.to_thread(with_sounds_as_heard, prompt)
         make = partial(
@@ -196,7 +196,7 @@ class AsyncOmni(EngineClient):
         # Pictures take milliseconds to be put in order.
         submit = await asyncio.to_thread(make) if self._has_media(prompt) else make()
         with self._registered(request_id, submit) as stream:
-            async with self.admission.working(timeout) as ticket:
+            async with self.admission.working(timeout, _completions(submit)) as ticket:
                 deadline = min(ticket.deadline, self.admission.deadline(timeout))
                 loop = asyncio.get_running_loop()
                 timer = loop.call_at(deadline, self._expire, submit.request_id)
@@ -267,8 +267,6 @@ class AsyncOmni(EngineClient):
             for message in await self._engine.receive():
                 if isinstance(message, CallResult):
                     self._answer(message)
-                elif isinstance(message, ReplicaLost):
-                    self._forget_media(message)
                 elif isinstance(message, ErrorMessage) and message.request_id is None:
                     if message.fatal:
                         self._die(message)
@@ -276,13 +274,6 @@ class AsyncOmni(EngineClient):
                     self._pass_on(message, stream)
                 elif isinstance(message, ErrorMessage):
                     logger.debug("dropping error for unknown req %s", message.request_id)
-
-    def _forget_media(self, lost: ReplicaLost) -> None:
-        """The engine core that replaces a dead one has no media that the renderer need not send."""
-        if self._engine.pools[lost.stage_id].stage.name == self.pipeline.entry.name:
-            clearing = asyncio.ensure_future(self.renderer.clear_mm_cache_async())
-            self._clearing.add(clearing)
-            clearing.add_done_callback(self._clearing.discard)
 
     def _pass_on(self, message: Emit | ErrorMessage, stream: OutputStream) -> None:
         """Give a message to its caller, or end a request whose caller does not read."""
@@ -444,6 +435,11 @@ class AsyncOmni(EngineClient):
         return [
             x for results in await self._call("collective_rpc", *args, **kwargs) for x in results
         ]
+
+
+def _completions(submit: Submit) -> int:
+    """How many completions of its prompt a request asks for."""
+    return max((p.n for p in submit.params if isinstance(p, SamplingParams)), default=1)
 
 
 def _text_kind(submit: Submit) -> RequestOutputKind:

@@ -10,7 +10,13 @@ from vllm.lora.request import LoRARequest
 from vllm_omni.config.plan import DeploymentPlan, StagePlan
 from vllm_omni.config.problems import did_you_mean
 from vllm_omni.engine.messages import Submit
-from vllm_omni.engine.sampling import check_frames, constrain, default_params, merge_request
+from vllm_omni.engine.sampling import (
+    check_extra,
+    check_frames,
+    constrain,
+    default_params,
+    merge_request,
+)
 from vllm_omni.entrypoints.generation_inputs import generation_input, merged_params
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
@@ -174,6 +180,9 @@ class RequestFactory:
         if base is None:
             return None
         params = merge_request(base, override, field)
+        # The entry stage's come from `vllm_xargs` of any of vLLM's routes.
+        xargs = "vllm_xargs" if stage_id == self._entry_id else f"{field}.extra_args"
+        check_extra(params, xargs)
         if self._pipeline.stages[stage_id].row_driven:
             check_frames(params, field)
         return constrain(params, self._constraints[stage_id])

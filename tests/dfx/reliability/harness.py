@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live server, its processes, a load on it, and what must be gone when it has ended."""
 
+import base64
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import httpx
 import psutil
 
 from tests.processes import command_line, family
+from vllm_omni.testing import media
 from vllm_omni.testing.server import OmniServer
 
 UNAVAILABLE_S = 2.0
@@ -93,6 +95,24 @@ class Live:
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["message"]["content"])
 
+    def look(self) -> str:
+        """A right answer about a picture, always the same one."""
+        png = base64.b64encode(media.encode_image(media.image(64, 64))).decode()
+        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}}
+        text = {"type": "text", "text": "what is it?"}
+        response = self.ask("text", messages=[{"role": "user", "content": [picture, text]}])
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def media_hits(self) -> float:
+        """How often processed media were taken from the cache."""
+        lines = httpx.get(f"{self.server.url}/metrics", timeout=5).text.splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith("vllm:mm_cache_hits_total{")
+        )
+
     def becomes(self, status: int, timeout: float) -> float:
         return until(lambda: self.health() == status, timeout)
 
@@ -100,8 +120,9 @@ class Live:
         return [n for n in os.listdir("/dev/shm") if n.startswith(f"vllm-omni-{self.root.pid}-")]
 
     def files(self) -> list[str]:
-        """Sockets and temporary folders that are left."""
-        return [str(path) for path in self.folder.rglob("*") if path.is_socket() or path.is_dir()]
+        """Sockets and temporary folders that are left, and files by which workers meet."""
+        left = self.folder.rglob("*")
+        return [str(p) for p in left if p.is_socket() or p.is_dir() or "vllm_dist" in p.name]
 
 
 @dataclass

@@ -122,8 +122,12 @@ def test_worker_under_load(shared: Live, stage: str, number: int) -> None:
 
 
 def test_host_of_a_worker(shared: Live) -> None:
-    """The process that an engine core lives under counts as the worker."""
+    """The process that an engine core lives under counts as the worker.
+
+    Its successor has not been sent the picture that the front end keeps (B-12).
+    """
     expected = shared.text()
+    seen = shared.look()
     (host,) = shared.workers("OmniHost_thinker")
     core = worker(shared, "thinker")
     host.kill()
@@ -131,6 +135,10 @@ def test_host_of_a_worker(shared: Live) -> None:
     _, alive = psutil.wait_procs([core], 10)
     assert not alive, "the engine core ends with its host"
     assert_recovers(shared, expected)
+    hits = shared.media_hits()
+    assert shared.look() == seen
+    assert shared.look() == seen
+    assert shared.media_hits() >= hits + 1
 
 
 def test_hung_worker(model: Path, tmp_path: Path) -> None:
@@ -152,6 +160,7 @@ def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     with serving(model, tmp_path) as live:
         running = load(live) if loaded else None
         tree = Tree(live)
+        assert any("vllm_dist" in path for path in live.files()), "not in a folder that goes"
         live.server.process.kill()
         assert live.server.process.wait(AT_ONCE_S) == -KILL
         if running is not None:

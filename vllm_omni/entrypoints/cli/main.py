@@ -7,11 +7,16 @@ wait until it is known that they are needed.
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError
 
-from vllm_omni.entrypoints.cli.types import EXIT_CONFIG, OmniSubcommand, fail
+from vllm_omni.entrypoints.cli.others import MODULES as OTHERS
+from vllm_omni.entrypoints.cli.quiet import quiet_signals
+from vllm_omni.entrypoints.cli.types import EXIT_CONFIG, EXIT_START, OmniSubcommand, fail
 
 SUBCOMMANDS = ("serve", "bench")
 FLAG = "--omni"
+EXIT_INTERRUPTED = 130
 HELP = f"""usage: vllm-omni [-h] [-v] {{{",".join(SUBCOMMANDS)}}} ...
 
 Serving for omni-modal models, on vLLM.
@@ -22,7 +27,8 @@ Serving for omni-modal models, on vLLM.
   -h, --help     This text; after a command, its options.
   -v, --version  The version.
 
-The same as `vllm {{{",".join(SUBCOMMANDS)}}} ... --omni`. Any other command is vLLM's.
+The same as `vllm {{{",".join(SUBCOMMANDS)}}} ... --omni`. These commands are vLLM's as they are:
+{", ".join(OTHERS)}.
 """
 
 
@@ -34,12 +40,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         _run(command, argv)
     elif command is None:
         _no_command(argv)
+    elif command not in OTHERS:
+        near = get_close_matches(command, (*SUBCOMMANDS, *OTHERS), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see vllm-omni --help"
+        fail(f"unknown command {command!r}; {hint}", EXIT_CONFIG)
     elif FLAG in argv:
         fail(f"{FLAG} works with {', '.join(SUBCOMMANDS)}, not {command!r}", EXIT_CONFIG)
     else:
-        from vllm.entrypoints.cli.main import main as vllm_main
-
-        vllm_main()
+        _run(command, argv)
 
 
 def _no_command(argv: list[str]) -> None:
@@ -53,32 +61,41 @@ def _no_command(argv: list[str]) -> None:
 
 
 def _run(command: str, argv: list[str]) -> None:
-    """Parse and dispatch a command of ours."""
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-    from vllm.logger import configure_logging_from_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    """Parse and dispatch a command."""
+    with quiet_signals():  # all of this takes seconds of imports
+        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+        from vllm.logger import configure_logging_from_args
 
-    from vllm_omni.errors import OmniConfigError
-    from vllm_omni.logs import log_as_vllm
+        from vllm_omni.entrypoints.cli.parser import OmniArgumentParser
+        from vllm_omni.errors import OmniConfigError
+        from vllm_omni.logs import log_as_vllm
 
-    cli_env_setup()
-    parser = FlexibleArgumentParser(prog="vllm-omni")
-    subparsers = parser.add_subparsers(required=True, dest="subparser")
-    subcommand = _subcommand(command)
-    subcommand.subparser_init(subparsers)
-    if command == "bench":
-        argv = [arg for arg in argv if arg != FLAG]  # vLLM's parsers do not know it
-    args = parser.parse_args(argv)
-    configure_logging_from_args(args)
-    log_as_vllm()
+        cli_env_setup()
+        parser = OmniArgumentParser(prog="vllm-omni")
+        subparsers = parser.add_subparsers(required=True, dest="subparser")
+        subcommand = _subcommand(command)
+        subcommand.subparser_init(subparsers)
+        if command == "bench":
+            argv = [arg for arg in argv if arg != FLAG]  # vLLM's parsers do not know it
+        args = parser.parse_args(argv)
+        configure_logging_from_args(args)
+        log_as_vllm()
     try:
         subcommand.validate(args)
         subcommand.run(args, argv[argv.index(command) + 1 :])
     except OmniConfigError as error:
         fail(str(error), EXIT_CONFIG)
+    except PackageNotFoundError as error:
+        fail(f"vLLM's {command!r} needs the package {error.name!r} by that name", EXIT_START)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _subcommand(command: str) -> OmniSubcommand:
+    if command in OTHERS:
+        from vllm_omni.entrypoints.cli.others import VllmSubcommand
+
+        return VllmSubcommand(command)
     if command == "bench":
         from vllm_omni.entrypoints.cli.bench import OmniBenchSubcommand
 

@@ -82,12 +82,13 @@ class OmniServeSubcommand(ServeSubcommand):
         parser.description = "Serve a multi-stage, multi-modal pipeline over HTTP."
         parser.epilog = "Sections: vllm serve --omni --help=all, =listgroup, =GROUP, or =FLAG."
         add_omni_args(parser)
-        add_realtime_args(_add_frontend_flags(parser))
+        add_frontend_args(parser)
         self._parser = parser
         return parser
 
 
-def _add_frontend_flags(parser: argparse.ArgumentParser) -> Any:
+def add_frontend_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the HTTP server."""
     group = parser.add_argument_group("OmniFrontend", "Limits of the HTTP server.")
     group.add_argument(
         "--max-body-bytes",
@@ -117,7 +118,7 @@ def _add_frontend_flags(parser: argparse.ArgumentParser) -> Any:
         action="store_true",
         help="/metrics needs no API key, as /health never does.",
     )
-    return group
+    add_realtime_args(group)
 
 
 def run_server(

@@ -34,6 +34,7 @@ _MAX_MESSAGE = 2000
 _FIELD_FIRST = re.compile(r"^[`'\"]?(\w+)[`'\"]? (?:must|cannot|contains|should|is not) ")
 _WORD = re.compile(r"\w+")
 _PROCESSOR_FAILED = re.compile(r"Failed to apply \w+ on data=")
+_NO_PLACE = re.compile(r"Failed to apply prompt (replacement|insertion) for mm_items")
 _ABOUT_MESSAGES = ("Input length (", "Video doesn't have audio track")
 _MAX_REASON = 300
 # A body whose JSON vLLM reads lazily: parts of a message are validated while the prompt is built.
@@ -87,6 +88,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.exception_handler(ValidationError)(_invalid_part)
     app.exception_handler(VLLMError)(_vllm_error)
     app.exception_handler(ValueError)(_client_value_error)
+    app.exception_handler(AssertionError)(_lost_media)
     app.exception_handler(Exception)(_unforeseen)
 
 
@@ -175,6 +177,14 @@ async def _vllm_error(request: Request, error: VLLMError) -> JSONResponse:
 
 async def _client_value_error(request: Request, error: ValueError) -> JSONResponse:
     return _with_param(error)
+
+
+async def _lost_media(request: Request, error: AssertionError) -> JSONResponse:
+    """vLLM asserts that a prompt has a place for each of its media: a cut prompt has not."""
+    if not _NO_PLACE.match(str(error)):
+        raise error
+    message = "The prompt has no place for some of its media: it was cut, or its template has none."
+    return JSONResponse(error_body(message, 400, "BadRequestError", _LAZY_FIELD), 400)
 
 
 def _with_param(error: Exception) -> JSONResponse:

@@ -29,6 +29,7 @@ from vllm.renderers.chat_utils import ConversationMessage
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
 
+from vllm_omni.ar.grammar import FIELD as GRAMMAR_FIELD
 from vllm_omni.entrypoints.openai.chat_audio import AudioCollector, AudioStream
 from vllm_omni.entrypoints.openai.error_handlers import omni_error_body
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
@@ -114,6 +115,10 @@ class OmniServingChat(OpenAIServingChat):
                 raise OmniClientError(str(error.args[0]), param="messages") from error
             if refusal := template_refusal(error, request.chat_template_kwargs):
                 raise refusal from error
+            raise
+        except OmniClientError as error:
+            if error.param == GRAMMAR_FIELD and request.structured_outputs is None:
+                raise OmniClientError(error.message, param="response_format") from error
             raise
 
     def _bound(self, request: OmniChatCompletionRequest) -> "OmniServingChat":

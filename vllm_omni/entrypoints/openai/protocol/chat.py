@@ -19,7 +19,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 from vllm.sampling_params import SamplingParams
 
-from vllm_omni.entrypoints.openai.protocol.content import check_parts, check_text
+from vllm_omni.entrypoints.openai.protocol.content import check_parts, check_text, check_truncation
 
 DEFAULT_AUDIO_FORMAT = "wav"
 
@@ -89,6 +89,7 @@ class OmniChatCompletionRequest(ChatCompletionRequest):
         if isinstance(data, dict):
             check_text(data)
             check_parts(data.get("messages"))
+            check_truncation(data)
         return data
 
 
@@ -100,6 +101,7 @@ class OmniBatchChatCompletionRequest(BatchChatCompletionRequest):
     def _refuse_what_it_would_ignore(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        check_truncation(data)
         for name in (*_BEYOND_TEXT, "stream"):
             value = data.get(name)
             if not value or (name == "modalities" and value == ["text"]):

@@ -10,6 +10,8 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import MM_PARSER_MAP
 
+# The keys that tell a part of words from one of media, whose type may be left out.
+_WORDS = frozenset({"text", "thinking", "refusal", "name"})
 # Types of parts that hold a URL, and where.
 _URL_PARTS = ("image_url", "audio_url", "video_url")
 
@@ -57,6 +59,30 @@ def check_parts(messages: Any) -> None:
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
             _check_part(part, f"messages.{i}.content.{j}")
+
+
+def check_truncation(body: dict[str, Any]) -> None:
+    """Refuse to cut a prompt that has media: what stands for them has no length before they are
+    processed, so a cut would leave a part of it, or none of it.
+
+    Raises:
+        VLLMValidationError: The prompt is to be cut and has media.
+    """
+    if body.get("truncate_prompt_tokens") is not None and any(_media(body.get("messages"))):
+        raise VLLMValidationError(
+            "`truncate_prompt_tokens` is not possible for messages with media.",
+            parameter="truncate_prompt_tokens",
+        )
+
+
+def _media(messages: Any) -> Iterator[bool]:
+    """Of every part of messages, or of lists of messages, whether it is something to process."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, list):
+            yield from _media(message)
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            yield isinstance(part, dict) and not _WORDS & part.keys()
 
 
 def _check_part(part: Any, path: str) -> None:
