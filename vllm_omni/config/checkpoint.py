@@ -4,7 +4,7 @@
 from typing import Any
 
 import httpx
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError, StrictDataclassError
 from transformers import PretrainedConfig
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index
@@ -47,6 +47,7 @@ def load_hf_config(
         KeyError,
         StrictDataclassError,
         httpx.HTTPError,
+        HTTPError,  # of the HTTP library that the hub's uses
     ) as error:
         raise OmniConfigError(f"model {model!r}: its config cannot be loaded: {error}") from error
 
