@@ -89,6 +89,16 @@ file, the key and the nearest key that exists:
 ```
 deploy.yaml: stages[1].max_num_seqz = 64: unknown key; did you mean 'max_num_seqs'?
 ```
+
+## Models of the hub
+
+A model that is no folder is fetched from the Hugging Face hub (`HF_ENDPOINT`, `HF_TOKEN`) once,
+before any stage starts: configs, tokenizers and one copy of the weights, in safetensors; of a
+diffusers checkpoint, the folders that its `model_index.json` names. Servers that start on one node
+at the same time wait for one another (locks in `$HF_HOME/locks`). A download that fails is tried
+three times, one that is refused only once. With `HF_HUB_OFFLINE=1` a complete cache does without a
+network, and `hf download MODEL` fills one. The time that a download takes counts towards neither
+`--stage-init-timeout` nor `--init-timeout`.
 """
 
 

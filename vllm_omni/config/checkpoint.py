@@ -4,9 +4,10 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import httpx2
 from huggingface_hub import is_offline_mode
-from huggingface_hub.errors import OfflineModeIsEnabled, StrictDataclassError
+from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled, StrictDataclassError
 from transformers import PretrainedConfig
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index
@@ -53,7 +54,8 @@ def load_hf_config(
         AttributeError,
         KeyError,
         StrictDataclassError,
-        httpx2.HTTPError,
+        httpx.HTTPError,
+        HTTPError,  # of the HTTP library that the hub's uses
     ) as error:
         raise OmniConfigError(
             f"model {model!r}: its config cannot be loaded: {_reason(model, error)}"

@@ -87,7 +87,7 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
         type=positive_seconds,
         default=INIT_TIMEOUT_S,
         metavar="SECONDS",
-        help="Time that all stages together may take to start.",
+        help="Time that all stages together may take to start, after downloads.",
     )
     group.add_argument(
         "--max-respawns",

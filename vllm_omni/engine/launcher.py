@@ -28,6 +28,7 @@ from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
 from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
+from vllm_omni.engine.prefetch import prefetch
 from vllm_omni.engine.sampling import route_defaults
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.engine.topology import Topology
@@ -88,10 +89,10 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         check: Called often meanwhile; what it raises ends the start.
 
     Raises:
-        OmniConfigError: A stage's settings or the checkpoint are wrong.
-        StageStartError: A stage did not come up, or all of them took too long.
+        OmniConfigError: A stage's settings or the checkpoint are wrong, or it cannot be fetched.
+        StageStartError: A stage did not come up, or all of them took too long; the time for
+            downloads does not count.
     """
-    check = _within(plan.init_timeout, check)
     logger.info(
         "Pipeline %s from %s, async_chunk %s",
         plan.pipeline.name,
@@ -100,6 +101,8 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
     )
     prepare(plan)
     check()
+    prefetch(plan, check)
+    check = _within(plan.init_timeout, check)
     sweep_stale()
     deployment_id = new_deployment_id()
     with ExitStack() as undo:
