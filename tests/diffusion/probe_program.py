@@ -19,7 +19,11 @@ def run(ctx: Program) -> None:
         ctx.options["secret"] = 1 / 0
     time.sleep(ctx.options.get("sleep", 0))
     for count in range(ctx.options.get("parrot", 0)):
-        ctx.emit("audio", {"audio": torch.full((10,), float(count))}, {"count": count})
+        ctx.emit(
+            "audio",
+            {"audio": torch.full((10,), float(count))},
+            {"count": count, "priority": ctx.job.priority},
+        )
     while not ctx.receive().final:
         pass
 

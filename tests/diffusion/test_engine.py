@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from vllm_omni.diffusion.calls import Batch, Call
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.policy import Policy
 from vllm_omni.diffusion.program import Message, Program
@@ -340,3 +341,62 @@ def test_an_aborted_request_emits_nothing_more() -> None:
     engine.step()
     engine.abort(["a", "a", "unknown"])
     assert set(drain(engine)) == {"b"}
+
+
+class Watched(CallScheduler):
+    """Keeps what the engine tells it."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.left: dict[str, list[float]] = {}
+        self.timed = 0
+
+    def add(self, call: Call) -> None:
+        super().add(call)
+        self.left.setdefault(call.program.request_id, []).append(call.calls_left)
+
+    def ran(self, batch: Batch, seconds: float) -> None:
+        super().ran(batch, seconds)
+        assert seconds >= 0
+        self.timed += batch.calls
+
+
+def test_the_scheduler_knows_what_is_left() -> None:
+    """What programs say, then what others did; anew after each message that was waited for."""
+
+    def run(ctx: Program) -> None:
+        toy = ctx.component("toy", Toy)
+        if ctx.options.get("says"):
+            ctx.expect("toy", 4)
+        for _ in range(2):
+            ctx.receive()
+            for _ in range(4):
+                toy(torch.ones(1, 4))
+
+    scheduler = Watched()
+    engine = make_engine(run, scheduler=scheduler)
+    engine.add("says", Message({"says": True}))
+    drain(engine)
+    engine.add("silent", Message())
+    drain(engine)
+    for name in ("says", "silent"):
+        engine.receive(name, Message())
+    drain(engine)
+    assert scheduler.left == {"says": [4, 3, 2, 1, 4, 3, 2, 1], "silent": [4, 3, 2, 1] * 2}
+    assert scheduler.timed >= 12, "all forwards but the last one have been timed"
+
+
+def test_a_priority_is_the_requests_own() -> None:
+    order: list[int] = []
+
+    def run(ctx: Program) -> None:
+        toy = ctx.component("toy", Toy)
+        for _ in range(3):
+            toy(torch.ones(1, 4))
+            order.append(ctx.job.priority)
+
+    engine = make_engine(run, max_batch=1)
+    for priority in (5, -5, 0):
+        engine.add(str(priority), Message(priority=priority))
+    drain(engine)
+    assert order == [-5] * 3 + [0] * 3 + [5] * 3

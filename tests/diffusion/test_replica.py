@@ -211,6 +211,7 @@ async def test_errors_limits_and_aborts(
     await probe.submit("d", start(), None)
     (busy,) = (await until_ended(probe, "d"))["d"]
     assert busy.error is not None and "3 requests are running" in busy.error.message
+    assert (busy.error.status_code, busy.error.error_type) == (429, "RateLimitError")
     with pytest.raises(ValueError, match="already running"):
         await probe.submit("a", start(), None)
     with pytest.raises(TypeError, match="takes a ProgramInput"):
@@ -256,7 +257,7 @@ async def test_a_killed_process_is_noticed(probe: DiffusionReplica) -> None:
 async def test_an_answer_may_overtake_its_request(deployment: str) -> None:
     starting = begin(PROBE, "", deployment)
     starting.process.wait_until_ready(120, no_check)
-    replica = SlowToReturn(starting.process, starting.config)
+    replica = SlowToReturn(starting.process, starting.config, starting.capacity)
     try:
         ended = asyncio.create_task(until_ended(replica, "a"))
         await replica.submit("a", ProgramInput(options={"fail": "client"}), None)
@@ -275,15 +276,16 @@ async def test_shutdown_is_quick_and_idempotent_in_any_thread(probe: DiffusionRe
     assert time.monotonic() - started < 5
     with pytest.raises(EngineDeadError):
         await probe.outputs()
-    assert not Path(f"/proc/{probe.pid}").exists()
+    assert not is_running(probe.pid)
 
 
 async def test_a_cancelled_wait_loses_nothing(probe: DiffusionReplica) -> None:
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(probe.outputs(), 0.05)
-    await probe.submit("a", ProgramInput(final=True, options={"parrot": 3}), None)
+    await probe.submit("a", ProgramInput(final=True, options={"parrot": 3}), None, priority=-2)
     made = await until_ended(probe, "a")
     assert [output.meta["count"] for output in made["a"]] == [0, 1, 2]
+    assert [output.meta["priority"] for output in made["a"]] == [-2] * 3
 
 
 def test_a_process_busy_for_too_long_is_killed(probe: DiffusionReplica) -> None:

@@ -29,14 +29,15 @@ class DiffusionReplica(StageReplica):
     Args:
         process: The process; it is ready.
         config: What it was started with.
+        capacity: See `DiffusionLaunch`.
     """
 
-    def __init__(self, process: WorkerProcess, config: WorkerConfig) -> None:
+    def __init__(self, process: WorkerProcess, config: WorkerConfig, capacity: int) -> None:
         self._process = process
         self._address = config.address
         self._folder = config.folder
         self._stage = config.stage
-        self._capacity = config.settings.max_batch
+        self._capacity = capacity
         self._live: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: zmq.asyncio.Context | None = None

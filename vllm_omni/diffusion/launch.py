@@ -31,6 +31,8 @@ class DiffusionLaunch:
         environment: Of its process; None for this process's own.
         init_timeout: Seconds that it may take to be ready.
         max_requests: Most live requests; further ones fail at once.
+        capacity: Requests that are sent to it before others wait at the door; None for as many as
+            fit into one batch.
         log_requests: Say in the log when a request comes and goes.
         traces_endpoint: Where its process sends spans, if to anywhere.
     """
@@ -46,6 +48,7 @@ class DiffusionLaunch:
     environment: Mapping[str, str] | None = None
     init_timeout: float = 300.0
     max_requests: int = 4096
+    capacity: int | None = None
     log_requests: bool = False
     traces_endpoint: str | None = None
 
@@ -75,7 +78,8 @@ class DiffusionLaunch:
         except BaseException:
             shutil.rmtree(config.folder)
             raise
-        return StartingDiffusionReplica(process, config, self.init_timeout)
+        capacity = self.settings.max_batch if self.capacity is None else self.capacity
+        return StartingDiffusionReplica(process, config, self.init_timeout, capacity)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +89,7 @@ class StartingDiffusionReplica:
     process: WorkerProcess
     config: WorkerConfig
     timeout: float
+    capacity: int
 
     def ready(self, check: Check = no_check) -> DiffusionReplica:
         """Wait until it is ready. See `StartingReplica`.
@@ -98,7 +103,7 @@ class StartingDiffusionReplica:
         except BaseException:
             self.cancel()
             raise
-        return DiffusionReplica(self.process, self.config)
+        return DiffusionReplica(self.process, self.config, self.capacity)
 
     def abandon(self) -> None:
         """See `StartingReplica`."""

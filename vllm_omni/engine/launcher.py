@@ -44,6 +44,9 @@ logger = init_logger(__name__)
 
 CLIENT = "client"
 """Name of the receiving end of what a final stage makes."""
+BATCHES_TO_CHOOSE_FROM = 8
+"""So many batches' worth of requests a diffusion stage that comes first takes at a time: it puts
+them in order of what is left to do, which those that wait at the door are not."""
 
 
 class StageStartError(OmniError, RuntimeError):
@@ -273,6 +276,7 @@ def _diffusion_launch(
         deployment_id=deployment_id,
         environment={**os.environ, **env},
         init_timeout=plan.stage_init_timeout,
+        capacity=None if sources else BATCHES_TO_CHOOSE_FROM * settings.max_batch,
         log_requests=plan.log_requests,
         traces_endpoint=plan.traces_endpoint,
     )
