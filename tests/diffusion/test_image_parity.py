@@ -42,5 +42,7 @@ def test_a_mixed_batch_equals_the_stock_pipeline(family: str, example: Example) 
         wanted = [stock(loaded, example, ask) for ask in asks]
     torch.testing.assert_close(alone, wanted[0], atol=BOUND, rtol=0)
     for ask, picture, reference in zip(asks, made, wanted, strict=True):
-        torch.testing.assert_close(picture, reference, atol=BOUND, rtol=0, msg=lambda m, a=ask: f"{a}: {m}")
+        torch.testing.assert_close(
+            picture, reference, atol=BOUND, rtol=0, msg=lambda m, a=ask: f"{a}: {m}"
+        )
     assert len(together) < len(apart)

@@ -58,7 +58,7 @@ class Collator:
         self._digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def describe(self, call: Call) -> None:
-        """Fill in the call's `signature`, `rows` and `length`."""
+        """Fill in the call's `signature`, `rows`, `length` and `beside`."""
         arguments = self._arguments(call)
         call.rows = self._rows(arguments)
         lengths: set[int] = set()
@@ -68,7 +68,10 @@ class Collator:
             self._sign(value, rule, call.rows, parts, lengths)
         if len(lengths) > 1:
             raise ValueError(f"ragged arguments of one call differ in length: {sorted(lengths)}")
-        call.length = lengths.pop() if lengths else 0
+        if lengths:
+            call.length = lengths.pop()
+            if self.rules.beside is not None:
+                call.beside = self.rules.beside({name: value for name, value, _ in arguments})
         call.signature = tuple(parts)
 
     def run(self, calls: Sequence[Call]) -> list[Any]:

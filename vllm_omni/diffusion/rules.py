@@ -115,16 +115,19 @@ class CallRules:
 
     Attributes:
         arguments: Rules by parameter name; a rule holds for every tensor inside of the argument.
-        ragged_output: Needed with a `Ragged` argument.
+        ragged_output: Needed with a `Ragged` argument that the outputs' size follows.
+        beside: Arguments by name -> tokens that run in one sequence with the ragged ones, so that
+            little of the forward is padding even where the ragged lengths differ much.
         stacked_outputs: The outputs' leading size may be a multiple of the batch size: so many
             copies of the batch one after the other (classifier-free guidance inside of the model).
-        inline: Calls run in the program, as if there were no engine: the method draws random numbers
-            or keeps state on the model between the forwards that it makes.
+        inline: Calls run in the program, as if there were no engine: the method draws random
+            numbers or keeps state on the model between the forwards that it makes.
         max_batch: Calls per forward, if fewer than the engine's limit; 1 for never together.
     """
 
     arguments: Mapping[str, Rule] = field(default_factory=dict)
     ragged_output: RaggedOutput | None = None
+    beside: Callable[[Mapping[str, Any]], int] | None = None
     stacked_outputs: bool = False
     inline: bool = False
     max_batch: int | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Denoisers of pictures."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from vllm_omni.diffusion.rules import Along, Batching, CallRules, Equal, Mask, Ragged
@@ -9,6 +9,15 @@ from vllm_omni.diffusion.rules import Along, Batching, CallRules, Equal, Mask, R
 PLAIN = CallRules()
 """Every tensor has the batch in front, and prompts are padded to one length."""
 
+
+def _packed_tokens(arguments: Mapping[str, Any]) -> int:
+    """[rows, tokens, channels]"""
+    return arguments["hidden_states"].shape[1]
+
+
+def _latent_pixels(arguments: Mapping[str, Any]) -> int:
+    """[rows, channels, height, width]"""
+    return arguments["hidden_states"].shape[2:].numel()
 
 
 def _key_of_cache(caches: Any) -> Hashable:
@@ -27,14 +36,17 @@ RULES = {
                 "encoder_hidden_states": Ragged(dim=1),
                 "encoder_hidden_states_mask": Mask(),
                 "img_shapes": Batching.PER_ROW,
-            }
+            },
+            beside=_packed_tokens,
         )
     },
     # The model pads prompts itself. It would pad pictures too, at the price of the largest.
     "ZImageTransformer2DModel": {
         "forward": CallRules({"x": Batching.ALIKE, "cap_feats": Batching.LIST})
     },
-    "ErnieImageTransformer2DModel": {"forward": CallRules({"text_bth": Ragged(dim=1)})},
+    "ErnieImageTransformer2DModel": {
+        "forward": CallRules({"text_bth": Ragged(dim=1)}, beside=_latent_pixels)
+    },
     # [layers, rows, tokens, width]
     "HiDreamImageTransformer2DModel": {
         "forward": CallRules({"encoder_hidden_states_llama3": Along(dim=1)})
