@@ -14,7 +14,16 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from vllm_omni.diffusion.calls import Call
 from vllm_omni.diffusion.collate import CollationError, Collator
-from vllm_omni.diffusion.rules import Batching, CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import (
+    UNUSED,
+    Along,
+    Batching,
+    CallRules,
+    Equal,
+    Mask,
+    Ragged,
+    RaggedOutput,
+)
 from vllm_omni.diffusion.scheduler import CallScheduler
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
@@ -184,6 +193,94 @@ def test_ragged_arguments_of_a_call_agree() -> None:
     to = collator(Causal(), RAGGED)
     with pytest.raises(ValueError, match="differ in length"):
         make_call(to, torch.zeros(1, 4), torch.zeros(1, 5))
+
+
+class Joint(nn.Module):
+    """Pictures with a prompt each: as many layers as you like, prompts masked, rows alike."""
+
+    def forward(
+        self,
+        picture: torch.Tensor,
+        prompt: torch.Tensor,
+        layers: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        shapes: list[tuple[int, int]] | None = None,
+        patches: torch.Tensor | None = None,
+        cache: Any = None,
+        generator: Any = None,
+    ) -> torch.Tensor:
+        assert shapes is None or len(shapes) == len(picture)
+        assert patches is None or len(patches) == 3 * len(picture)
+        valid = torch.ones(prompt.shape[:2]) if mask is None else mask.float()
+        said = (prompt * valid[..., None]).sum((1, 2)) / valid.sum(1)
+        return picture + (said + layers.sum((0, 2)))[:, None]
+
+
+JOINT = CallRules(
+    {
+        "prompt": Ragged(dim=1, fill=99.0),
+        "mask": Mask(),
+        "layers": Along(dim=1),
+        "shapes": Batching.PER_ROW,
+        "patches": Batching.PACKED,
+        "cache": Equal(lambda cache: cache["mode"]),
+        "generator": UNUSED,
+    },
+    beside=lambda arguments: arguments["picture"].shape[1],
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9), st.booleans()), min_size=1, max_size=6)
+)
+def test_masks_cover_the_padding(asked: list[tuple[int, int, bool]]) -> None:
+    module = Joint()
+    to = collator(module, JOINT)
+    calls = []
+    for seed, (rows, length, masked) in enumerate(asked):
+        generator = torch.Generator().manual_seed(seed)
+        call = make_call(
+            to,
+            torch.randn(rows, 4, generator=generator),
+            torch.randn(rows, length, 2, generator=generator),
+            torch.randn(5, rows, 3, generator=generator),
+            mask=(torch.arange(length) <= seed).expand(rows, -1) if masked else None,
+            shapes=[(3, 4)] * rows,
+            patches=torch.randn(3 * rows, 2, generator=generator),
+            cache={"mode": None, "seed": seed},
+            generator=generator,
+        )
+        assert (call.rows, call.length, call.beside) == (rows, length, 4)
+        calls.append(call)
+    assert len({call.group for call in calls}) == 1
+    for call, result in zip(calls, to.run(calls), strict=True):
+        torch.testing.assert_close(result, module(*call.args, **call.kwargs), atol=1e-5, rtol=0)
+
+
+def test_what_a_rule_says_must_agree() -> None:
+    to = collator(Joint(), JOINT)
+    tensors = torch.zeros(2, 4), torch.zeros(2, 3, 2), torch.zeros(5, 2, 3)
+    calls = [
+        make_call(to, *tensors, shapes=[(3, 4)] * 2, cache={"mode": None}),
+        make_call(to, *tensors, shapes=[(4, 3)] * 2, cache={"mode": None}),
+        make_call(to, *tensors, shapes=[(3, 4), (4, 3)], cache={"mode": None}),
+        make_call(to, *tensors, shapes=[(3, 4)] * 2, cache={"mode": "read"}),
+        make_call(
+            to, *tensors[:2], torch.zeros(4, 2, 3), shapes=[(3, 4)] * 2, cache={"mode": None}
+        ),
+    ]
+    assert len({call.group for call in calls}) == len(calls)
+
+
+def test_lists_of_like_entries() -> None:
+    to = collator(Lists(), CallRules({"x": Batching.ALIKE}))
+    first = make_call(to, [torch.zeros(2)] * 2, torch.tensor([1.0, 2.0]))
+    second = make_call(to, [torch.zeros(2)], torch.tensor([3.0]))
+    other = make_call(to, [torch.zeros(3)], torch.tensor([3.0]))
+    assert first.group == second.group != other.group
+    (one,), (two,) = to.run([first, second])
+    assert [part.tolist() for part in (*one, *two)] == [[1, 1], [2, 2], [3, 3]]
 
 
 class Guided(nn.Module):

@@ -18,6 +18,7 @@ from vllm_omni.diffusion.calls import Batch, Call
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.policy import Policy
 from vllm_omni.diffusion.program import Message, Program
+from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded, ProgramSpec
 from vllm_omni.errors import OmniClientError
@@ -111,6 +112,39 @@ def test_a_components_own_loop_parks_at_each_of_its_calls() -> None:
     made = drain(engine)
     assert engine.forward_sizes == {2: 3, 1: 2}
     assert last(made["a"]).is_inference()
+
+
+def test_an_inline_loop_keeps_its_state_and_its_random_numbers() -> None:
+    class Sampler(Toy):
+        """Draws a number per step, and counts its steps on itself."""
+
+        def walk(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+            self.done = 0
+            for _ in range(steps):
+                x = self(x) + torch.rand(1) + self.done
+                self.done += 1
+            return x
+
+    def run(ctx: Program) -> None:
+        toy = ctx.component("toy", Sampler)
+        x = toy(torch.ones(1, 4))
+        ctx.emit("audio", {"x": toy.walk(x, ctx.options["steps"])}, {})
+
+    def sample(asked: list[int]) -> tuple[list[torch.Tensor], list[int]]:
+        torch.manual_seed(0)
+        toy = Sampler().eval()
+        rules = {"forward": CallRules(), "walk": CallRules(inline=True)}
+        loaded = Loaded({"toy": Component(toy, rules)})
+        engine = Engine(ProgramSpec("toy", run, load), loaded)
+        for seed in asked:
+            engine.add(str(seed), Message({"seed": seed, "steps": 3 + seed}))
+        made = drain(engine)
+        return [last(made[str(seed)]) for seed in asked], toy.batches
+
+    together, batches = sample([0, 1, 2])
+    assert batches == [3] + [1] * (3 + 4 + 5)
+    for seed, result in enumerate(together):
+        assert torch.allclose(result, sample([seed])[0][0], atol=1e-6)
 
 
 def test_outside_of_a_program_a_component_is_just_called() -> None:

@@ -27,6 +27,7 @@ class Call:
         signature: Calls of one collator with equal signatures can run together.
         rows: Leading size of the call's batched arguments; 1 if it has none.
         length: Size of its ragged arguments along their ragged dimension; 0 if it has none.
+        beside: Tokens that run in one sequence with the ragged ones.
         work: Elements of all its tensors: what its forward's time and memory grow with.
         serial: Number of the call in the order in which calls were parked.
         parked_s: When the call was parked, by the scheduler's clock.
@@ -44,6 +45,7 @@ class Call:
     signature: Hashable = None
     rows: int = 1
     length: int = 0
+    beside: int = 0
     work: int = 1
     serial: int = field(default=0, init=False)
     parked_s: float = field(default=0.0, init=False)

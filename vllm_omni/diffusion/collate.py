@@ -19,7 +19,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vllm_omni.diffusion.calls import Call
-from vllm_omni.diffusion.rules import Batching, CallRules, Ragged
+from vllm_omni.diffusion.rules import Along, Batching, CallRules, Equal, Mask, Ragged, Rule
 
 
 class CollationError(Exception):
@@ -49,7 +49,7 @@ class Collator:
         self.max_batch = rules.max_batch
         """Calls per forward; set to 1 when the method proves not to be batchable."""
         self._device = device
-        self._lists = Batching.LIST in rules.arguments.values()
+        self._lists = any(rule in _LISTS for rule in rules.arguments.values())
         self._positional = [
             name
             for name, parameter in parameters.parameters.items()
@@ -58,7 +58,7 @@ class Collator:
         self._digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def describe(self, call: Call) -> None:
-        """Fill in the call's `signature`, `rows` and `length`."""
+        """Fill in the call's `signature`, `rows`, `length` and `beside`."""
         arguments = self._arguments(call)
         call.rows = self._rows(arguments)
         lengths: set[int] = set()
@@ -68,7 +68,10 @@ class Collator:
             self._sign(value, rule, call.rows, parts, lengths)
         if len(lengths) > 1:
             raise ValueError(f"ragged arguments of one call differ in length: {sorted(lengths)}")
-        call.length = lengths.pop() if lengths else 0
+        if lengths:
+            call.length = lengths.pop()
+            if self.rules.beside is not None:
+                call.beside = self.rules.beside({name: value for name, value, _ in arguments})
         call.signature = tuple(parts)
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -98,7 +101,7 @@ class Collator:
                 stack.enter_context(torch.autocast(device_type, dtype))
             return self.function(*args, **kwargs)
 
-    def _arguments(self, call: Call) -> list[tuple[str, Any, Batching | Ragged | None]]:
+    def _arguments(self, call: Call) -> list[tuple[str, Any, Rule | None]]:
         """(name, value, rule) of every argument: positional ones first, then by name."""
         rules = self.rules.arguments
         named = []
@@ -116,14 +119,16 @@ class Collator:
         return self._device
 
     @staticmethod
-    def _rows(arguments: Sequence[tuple[str, Any, Batching | Ragged | None]]) -> int:
+    def _rows(arguments: Sequence[tuple[str, Any, Rule | None]]) -> int:
         default = None
         for _, value, rule in arguments:
-            if rule is Batching.LIST:
+            if rule in _LISTS or rule is Batching.PER_ROW:
                 return len(value)
-            if rule in (Batching.SHARED, Batching.STACK):
+            if rule in _ROWLESS or isinstance(rule, Mask | Equal):
                 continue
             for tensor in iter_tensors(value):
+                if isinstance(rule, Along):
+                    return tensor.shape[rule.dim]
                 if tensor.ndim and rule is not None:
                     return tensor.shape[0]
                 if tensor.ndim and default is None:
@@ -133,25 +138,41 @@ class Collator:
     def _sign(
         self,
         value: Any,
-        rule: Batching | Ragged | None,
+        rule: Rule | None,
         rows: int,
         parts: list[Hashable],
         lengths: set[int],
     ) -> None:
         """Append to `parts` what must agree about `value`."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(rule, Equal):
+            parts += [rule, rule.by(value)]
+        elif isinstance(rule, Mask):
+            if value is not None:
+                lengths.add(value.shape[-1])
+        elif isinstance(value, torch.Tensor):
             kind = resolve(value, rule, rows)
             parts += [kind, value.dtype, value.device]
             if kind is Batching.CAT:
                 parts.append(value.shape[1:])
             elif kind is Batching.SHARED:
                 parts += [value.shape, self._digest(value, cached=rule is Batching.SHARED)]
+            elif kind is Batching.PACKED:
+                parts.append(value.shape[1:])
+            elif isinstance(kind, Along):
+                parts += [value.shape[: kind.dim], value.shape[kind.dim + 1 :]]
             elif isinstance(kind, Ragged):
                 dim = kind.dim % value.ndim
                 lengths.add(value.shape[dim])
                 parts.append((value.shape[1:dim], value.shape[dim + 1 :]))
         elif rule is Batching.LIST:
             parts += [rule, frozenset((entry.dtype, entry.device) for entry in value)]
+        elif rule is Batching.ALIKE:
+            kinds = frozenset((entry.dtype, entry.device, entry.shape) for entry in value)
+            parts += [rule, kinds]
+        elif rule is Batching.PER_ROW:
+            parts.append(rule)
+            alike = all(entry == value[0] for entry in value)
+            self._sign(value[0] if alike else object(), None, rows, parts, lengths)
         elif isinstance(value, Mapping):
             parts += [type(value), len(value)]
             for key in value:
@@ -226,10 +247,12 @@ class Collator:
         return pieces
 
 
+_LISTS = (Batching.LIST, Batching.ALIKE)
+_ROWLESS = (Batching.SHARED, Batching.STACK, Batching.PACKED)
 _BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
 
-def resolve(tensor: torch.Tensor, rule: Batching | Ragged | None, rows: int) -> Batching | Ragged:
+def resolve(tensor: torch.Tensor, rule: Rule | None, rows: int) -> Rule:
     """What happens to a tensor of a call of `rows` rows."""
     if rule is None:
         return Batching.CAT if tensor.ndim and tensor.shape[0] == rows else Batching.SHARED
@@ -238,19 +261,27 @@ def resolve(tensor: torch.Tensor, rule: Batching | Ragged | None, rows: int) -> 
     return rule
 
 
-def _merge(values: Sequence[Any], rule: Batching | Ragged | None, calls: Sequence[Call]) -> Any:
+def _merge(values: Sequence[Any], rule: Rule | None, calls: Sequence[Call]) -> Any:
     """One value for the batched forward, from the same place of each call's arguments."""
     first = values[0]
+    if isinstance(rule, Equal):
+        return first
+    if isinstance(rule, Mask):
+        return _mask(values, rule, calls)
     if isinstance(first, torch.Tensor):
         kind = resolve(first, rule, calls[0].rows)
-        if kind is Batching.CAT:
+        if kind in (Batching.CAT, Batching.PACKED):
             return torch.cat(values)
+        if isinstance(kind, Along):
+            return torch.cat(values, dim=kind.dim)
         if kind is Batching.STACK:
             entries = [v.expand(call.rows) for v, call in zip(values, calls, strict=True)]
             return torch.cat(entries)
         return _pad(values, kind) if isinstance(kind, Ragged) else first
-    if rule is Batching.LIST:
+    if rule in _LISTS:
         return [entry for value in values for entry in value]
+    if rule is Batching.PER_ROW:
+        return first[:1] * sum(call.rows for call in calls)
     if isinstance(first, Mapping):
         merged = {key: _merge([v[key] for v in values], rule, calls) for key in first}
         return _mapping(type(first), merged)
@@ -258,6 +289,27 @@ def _merge(values: Sequence[Any], rule: Batching | Ragged | None, calls: Sequenc
         entries = [_merge(entry, rule, calls) for entry in zip(*values, strict=True)]
         return _sequence(type(first), entries)
     return first
+
+
+def _mask(
+    values: Sequence[torch.Tensor | None], rule: Mask, calls: Sequence[Call]
+) -> torch.Tensor | None:
+    """The masks of all calls, false over the padding; None if there is nothing to mask."""
+    if all(value is None for value in values) and len({call.length for call in calls}) == 1:
+        return None
+    device = next(t for call in calls for t in _tensors(call)).device
+    masks = [
+        torch.ones(call.rows, call.length, dtype=rule.dtype, device=device)
+        if value is None
+        else value.to(rule.dtype)
+        for value, call in zip(values, calls, strict=True)
+    ]
+    return _pad(masks, Ragged())
+
+
+def _tensors(call: Call) -> Iterator[torch.Tensor]:
+    yield from iter_tensors(call.args)
+    yield from iter_tensors(call.kwargs)
 
 
 def _pad(values: Sequence[torch.Tensor], rule: Ragged) -> torch.Tensor:

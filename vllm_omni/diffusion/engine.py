@@ -316,7 +316,10 @@ def _serve(component: Component) -> ServedComponent:
     tensors = chain(module.parameters(), module.buffers())
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     collators = {}
+    inline = [method for method, rules in component.methods.items() if rules.inline]
     for method, rules in component.methods.items():
+        if rules.inline:
+            continue
         function = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(module.forward if method == "forward" else function)
         collators[method] = Collator(function, parameters, rules, device)
@@ -324,7 +327,7 @@ def _serve(component: Component) -> ServedComponent:
     def park(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call_component(collators[method], args, kwargs)
 
-    return ServedComponent(make_proxy(module, collators, park), collators)
+    return ServedComponent(make_proxy(module, collators, park, inline), collators)
 
 
 def _seed(value: Any, default: int) -> int:

@@ -18,10 +18,15 @@ Park = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 """(method, args, kwargs) -> the method's result, by way of the engine."""
 
 
-def make_proxy(component: ModuleT, methods: Iterable[str], park: Park) -> ModuleT:
+def make_proxy(
+    component: ModuleT, methods: Iterable[str], park: Park, inline: Iterable[str] = ()
+) -> ModuleT:
     """A view of `component` whose `methods` go through `park` (`forward` is a plain call).
 
     The component is not changed, and later changes of it are seen by the proxy.
+
+    Args:
+        inline: Methods that run on the component itself, and so without parking inside.
     """
     cls = type(component)
     members: dict[str, Any] = {
@@ -34,10 +39,20 @@ def make_proxy(component: ModuleT, methods: Iterable[str], park: Park) -> Module
         if method == "forward":
             # `nn.Module.__call__` would run the component's hooks here and again in the engine.
             members["__call__"] = members[method]
+    for method in inline:
+        members[method] = _on(component, method)
     view_class = type(cls)(cls.__name__, (cls,), members)
     view = object.__new__(view_class)
     view.__dict__ = component.__dict__
     return view
+
+
+def _on(component: nn.Module, method: str) -> Callable[..., Any]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return getattr(component, method)(*args, **kwargs)
+
+    call.__name__ = method
+    return call
 
 
 def _parked(method: str, park: Park) -> Callable[..., Any]:

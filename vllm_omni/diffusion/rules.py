@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the calls of a component's method are put together: declarations that `collate` follows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+import torch
 
 
 class Batching(Enum):
@@ -22,6 +25,13 @@ class Batching(Enum):
     """0-dimensional tensors become one entry per batch row: [rows of all calls]."""
     LIST = "list"
     """Lists are concatenated; their entries may have any shape."""
+    ALIKE = "alike"
+    """Lists are concatenated; their entries must all have the same shape."""
+    PER_ROW = "per row"
+    """Lists with one entry per batch row, all equal: repeated for the rows of all calls."""
+    PACKED = "packed"
+    """Tensors are concatenated along dimension 0, whose size says nothing about the batch's (the
+    patches of all pictures)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,49 @@ class Ragged:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask [rows, length] of the ragged arguments, true where they are valid.
+
+    Calls may pass None for all valid; they are given ones where lengths differ.
+
+    Attributes:
+        dtype: What masks are converted to.
+    """
+
+    dtype: torch.dtype = torch.bool
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """Tensors are concatenated along a dimension that is not the first.
+
+    Attributes:
+        dim: Where the batch's rows are.
+    """
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Values with equal keys are as good as each other: the first call's is passed on.
+
+    Attributes:
+        by: The key.
+    """
+
+    by: Callable[[Any], Hashable]
+
+
+def _nothing(value: Any) -> None:
+    return None
+
+
+UNUSED = Equal(by=_nothing)
+"""The method takes the argument but does not use it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedOutput:
     """How far outputs are valid when ragged arguments were padded.
 
@@ -52,19 +105,29 @@ class RaggedOutput:
     dim: int = -1
 
 
+Rule = Batching | Ragged | Mask | Along | Equal
+"""What may be said about an argument."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """How calls of one method are put together and taken apart again.
 
     Attributes:
         arguments: Rules by parameter name; a rule holds for every tensor inside of the argument.
-        ragged_output: Needed with a `Ragged` argument.
+        ragged_output: Needed with a `Ragged` argument that the outputs' size follows.
+        beside: Arguments by name -> tokens that run in one sequence with the ragged ones, so that
+            little of the forward is padding even where the ragged lengths differ much.
         stacked_outputs: The outputs' leading size may be a multiple of the batch size: so many
             copies of the batch one after the other (classifier-free guidance inside of the model).
+        inline: Calls run in the program, as if there were no engine: the method draws random
+            numbers or keeps state on the model between the forwards that it makes.
         max_batch: Calls per forward, if fewer than the engine's limit; 1 for never together.
     """
 
-    arguments: Mapping[str, Batching | Ragged] = field(default_factory=dict)
+    arguments: Mapping[str, Rule] = field(default_factory=dict)
     ragged_output: RaggedOutput | None = None
+    beside: Callable[[Mapping[str, Any]], int] | None = None
     stacked_outputs: bool = False
+    inline: bool = False
     max_batch: int | None = None

@@ -179,11 +179,12 @@ class CallScheduler:
             priority, urgency = call.urgency
             return priority, abs(call.length - anchor.length), urgency
 
-        longest, rows = anchor.length, anchor.rows
+        longest, rows = anchor.length + anchor.beside, anchor.rows
         used = longest * rows
         for call in nsmallest(limit - 1, group, nearness):
-            longest = max(longest, call.length)
-            used += call.length * call.rows
+            length = call.length + call.beside
+            longest = max(longest, length)
+            used += length * call.rows
             rows += call.rows
             if used < (1 - self._max_padding) * longest * rows:
                 return

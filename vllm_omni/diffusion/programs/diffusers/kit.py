@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.guiders import BaseGuidance
 from diffusers.pipelines import auto_pipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
@@ -89,7 +90,7 @@ class Kit:
         return chosen
 
     def private(self, pipeline: DiffusionPipeline, program: Program) -> DiffusionPipeline:
-        """A copy for one request: its models are proxies, its schedulers its own."""
+        """A copy for one request: its models are proxies, its schedulers and guiders its own."""
         mine = object.__new__(_private_class(type(pipeline), program.device))
         own = dict(vars(pipeline))
         for name, part in self.parts.items():
@@ -97,7 +98,7 @@ class Kit:
                 continue
             if isinstance(part, nn.Module):
                 own[name] = program.component(name)
-            elif isinstance(part, SchedulerMixin):
+            elif isinstance(part, SchedulerMixin | BaseGuidance):
                 own[name] = copy.deepcopy(part)
         # Not by attribute: that would note each in the pipeline's config.
         vars(mine).update(own)

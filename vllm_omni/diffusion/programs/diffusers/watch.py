@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ def watched(scheduler: Any, on_step: OnStep) -> Any:
     cls = type(scheduler)
     made = 0
 
+    @wraps(cls.step)  # pipelines look at its parameters for `generator` and `eta`
     def step(
         self: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kw: Any
     ) -> Any:

@@ -11,18 +11,21 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from vllm_omni.diffusion.rules import CallRules
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = ("flux",)
+FAMILIES = ("flux", "image")
 """Modules of this package."""
 
 Rules = Mapping[str, Mapping[str, CallRules]]
 
 ALONE = CallRules(max_batch=1)
+
+INLINE = CallRules(inline=True)
+"""Of a language model's loop over tokens: it samples, and keeps positions on the model."""
 
 
 def methods_of(module: nn.Module) -> Mapping[str, CallRules]:
@@ -31,7 +34,8 @@ def methods_of(module: nn.Module) -> Mapping[str, CallRules]:
         if cls.__name__ in _RULES:
             return _RULES[cls.__name__]
     if isinstance(module, PreTrainedModel):
-        return {"forward": CallRules()}
+        methods = {"forward": CallRules()}
+        return {**methods, "generate": INLINE} if isinstance(module, GenerationMixin) else methods
     members = dir(type(module))
     if "encode" in members and "decode" in members:
         return {"encode": ALONE, "decode": CallRules()}
