@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from tests.processes import command_line, family
+from vllm_omni.testing.media import data_url, encode_image, image
 from vllm_omni.testing.server import OmniServer
 
 UNAVAILABLE_S = 2.0
@@ -86,6 +87,14 @@ class Live:
             **options,
         }
         return httpx.post(f"{self.server.url}/v1/chat/completions", json=body, timeout=60)
+
+    def look(self) -> None:
+        """Ask about a picture: from then on a decoder process runs."""
+        url = data_url(encode_image(image(64, 48)), "png")
+        picture = {"type": "image_url", "image_url": {"url": url}}
+        asked = self.ask("text", messages=[{"role": "user", "content": [picture]}], max_tokens=1)
+        assert asked.status_code == 200, asked.text
+        assert self.workers("OmniDecoder")
 
     def text(self) -> str:
         """A right answer; fails if it is anything else."""
