@@ -83,21 +83,22 @@ async def lags(http: httpx.AsyncClient) -> dict[float, float]:
     return {float(limit): float(count) for limit, count in found}
 
 
-async def run_kind(server: Server, content: bytes) -> tuple[dict[float, float], Counter[int]]:
-    """Wake-ups by lag while requests of a kind run, and the statuses of the answers."""
-    statuses: Counter[int] = Counter()
+async def run_kind(server: Server, content: bytes) -> tuple[dict[float, float], Counter[str]]:
+    """Wake-ups by lag while requests of a kind run, and the answers: statuses, what was wrong."""
+    answers: Counter[str] = Counter()
 
     async def client(http: httpx.AsyncClient) -> None:
         for _ in range(ROUNDS):
             headers = {"Content-Type": "application/json"}
             reply = await http.post("/v1/chat/completions", content=content, headers=headers)
-            statuses[reply.status_code] += 1
+            wrong = "" if reply.is_success else f" {reply.json()['error']['message'][:120]}"
+            answers[f"{reply.status_code}{wrong}"] += 1
 
     async with httpx.AsyncClient(base_url=server.url, timeout=600) as http:
         before = await lags(http)
         await asyncio.gather(*(client(http) for _ in range(CONCURRENCY)))
         after = await lags(http)
-    return {limit: after[limit] - before.get(limit, 0) for limit in after}, statuses
+    return {limit: after[limit] - before.get(limit, 0) for limit in after}, answers
 
 
 def worst_ms(counts: dict[float, float]) -> float:
@@ -120,11 +121,11 @@ def main() -> None:
     with served(tiny_checkpoint(), *flags, "--max-model-len", "32768") as server:
         for kind in arguments.kinds:
             content = json.dumps(KINDS[kind]()).encode()
-            counts, statuses = asyncio.run(run_kind(server, content))
+            counts, answers = asyncio.run(run_kind(server, content))
             late = counts[float("inf")] - counts[GOAL_MS / 1000]
             note = (
                 f"{len(content) / 2**20:.1f} MiB each; {late:.0f} of {counts[float('inf')]:.0f} "
-                f"wake-ups later than {GOAL_MS} ms; answers {dict(statuses)}"
+                f"wake-ups later than {GOAL_MS} ms; answers {dict(answers)}"
             )
             report.add(f"longest lag, {kind}", worst_ms(counts), "ms", GOAL_MS, note)
             report.raw[kind] = {str(limit): count for limit, count in counts.items()}

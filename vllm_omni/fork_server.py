@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -153,8 +153,8 @@ class ForkServer:
         request = bytes(ForkingPickler.dumps((dict(environment), target, args)))
         with self._lock, theirs:
             try:
-                _send(self._control, request, [theirs.fileno()])
-                answer, (sentinel, status) = _receive(self._control, 2)
+                send_message(self._control, request, [theirs.fileno()])
+                answer, (sentinel, status) = receive_message(self._control, 2)
             except (OSError, ValueError, EOFError) as error:
                 ours.close()
                 self._control.close()  # an answer that is late would be taken for the next one's
@@ -213,7 +213,7 @@ class _Forker:
                 return
             if self._control in ready:
                 try:
-                    request, (link,) = _receive(self._control, 1)
+                    request, (link,) = receive_message(self._control, 1)
                 except EOFError:
                     return
                 self._fork(request, link)
@@ -228,7 +228,7 @@ class _Forker:
         os.close(link)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, status_writer)
-        _send(self._control, _STATUS.pack(pid), [pidfd, status_reader])
+        send_message(self._control, _STATUS.pack(pid), [pidfd, status_reader])
         os.close(status_reader)
 
     def _reap(self, pidfd: int) -> None:
@@ -301,19 +301,30 @@ def _close_sockets(keep: set[int]) -> None:
                 os.close(descriptor)
 
 
-def _send(control: socket.socket, payload: bytes, descriptors: list[int]) -> None:
-    socket.send_fds(control, [_HEADER.pack(len(payload))], descriptors)
-    control.sendall(payload)
+def send_message(channel: socket.socket, payload: bytes, descriptors: Sequence[int]) -> None:
+    """Send bytes and file descriptors. The receiver has to know how many of these there can be.
+
+    Raises:
+        OSError: The other end is closed.
+    """
+    socket.send_fds(channel, [_HEADER.pack(len(payload))], descriptors)
+    channel.sendall(payload)
 
 
-def _receive(control: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
-    header, found, _, _ = socket.recv_fds(control, _HEADER.size, descriptors)
+def receive_message(channel: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
+    """What `send_message` sent: the bytes, and at most so many descriptors, which are now yours.
+
+    Raises:
+        EOFError: The other end is closed.
+        OSError: There is no descriptor left in this process, or the connection broke.
+    """
+    header, found, _, _ = socket.recv_fds(channel, _HEADER.size, descriptors)
     if len(header) < _HEADER.size:
         raise EOFError("closed")
     size = _HEADER.unpack(header)[0]
     payload = bytearray()
     while len(payload) < size:
-        if not (part := control.recv(size - len(payload))):
+        if not (part := channel.recv(size - len(payload))):
             raise EOFError("closed")
         payload += part
     return bytes(payload), found

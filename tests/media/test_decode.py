@@ -141,6 +141,12 @@ def test_short_vorbis_is_short(seconds: float) -> None:
     assert check_audio(data).seconds == pytest.approx(seconds, abs=0.05)
 
 
+def test_a_sound_of_exactly_the_limit() -> None:
+    """Its packets add up to 2.0000000000000013 s."""
+    limits = MediaLimits(max_audio_seconds=2)
+    assert check_audio(media.encode_audio(media.sound(2)), limits).seconds == pytest.approx(2)
+
+
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 36_000 * 48_000, 0])
 def test_wav_of_unknown_or_wrong_size_is_as_long_as_it_is(size: int) -> None:
     data = WAV[:40] + struct.pack("<I", size) + WAV[44:]

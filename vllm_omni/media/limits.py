@@ -11,6 +11,8 @@ class MediaLimits:
     The defaults for bytes, pixels of a picture and seconds of a sound are vLLM's
     (VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_DURATION_S).
 
+    A limit may be infinite.
+
     Attributes:
         max_bytes: Size of the file.
         max_image_pixels: Width times height of a picture.
@@ -25,8 +27,8 @@ class MediaLimits:
         max_decoded_bytes: What one medium takes in memory when decoded here.
     """
 
-    max_bytes: int = 256 << 20
-    max_image_pixels: int = 178_956_970
+    max_bytes: int | float = 256 << 20
+    max_image_pixels: int | float = 178_956_970
     max_audio_seconds: float = 600.0
     max_audio_rate: int = 384_000
     max_audio_channels: int = 8

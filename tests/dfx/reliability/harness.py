@@ -96,12 +96,13 @@ class Live:
         return str(response.json()["choices"][0]["message"]["content"])
 
     def look(self) -> str:
-        """A right answer about a picture, always the same one."""
+        """A right answer about a picture, always the same one; from then on a decoder runs."""
         png = base64.b64encode(media.encode_image(media.image(64, 64))).decode()
         picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}}
         text = {"type": "text", "text": "what is it?"}
         response = self.ask("text", messages=[{"role": "user", "content": [picture, text]}])
         assert response.status_code == 200, response.text
+        assert self.workers("OmniDecoder")
         return str(response.json()["choices"][0]["message"]["content"])
 
     def media_hits(self) -> float:

@@ -158,6 +158,7 @@ def test_hung_worker(model: Path, tmp_path: Path) -> None:
 def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30c, A-30j: connections are cut at once, and nothing is left."""
     with serving(model, tmp_path) as live:
+        live.look()
         running = load(live) if loaded else None
         tree = Tree(live)
         assert any("vllm_dist" in path for path in live.files()), "not in a folder that goes"
@@ -182,6 +183,7 @@ def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
 def test_root_asked_to_end(model: Path, tmp_path: Path, number: int, loaded: bool) -> None:
     """A-30d, e, k, l: no more connections, what runs fails, exit code 0, nothing is left."""
     with serving(model, tmp_path) as live:
+        live.look()
         running = load(live) if loaded else None
         tree = Tree(live)
         began = time.monotonic()
@@ -210,6 +212,7 @@ def refuses(live: Live) -> bool:
 def test_all_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30f, A-30m."""
     with serving(model, tmp_path) as live:
+        live.look()
         running = load(live) if loaded else None
         tree = Tree(live)
         for process in tree.processes:
@@ -232,6 +235,7 @@ def test_all_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
 def test_all_asked_to_end(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30g, A-30n."""
     with serving(model, tmp_path) as live:
+        live.look()
         running = load(live) if loaded else None
         tree = Tree(live)
         for process in tree.processes:

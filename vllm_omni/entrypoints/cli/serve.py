@@ -31,6 +31,7 @@ from vllm_omni.entrypoints.openai.realtime.limits import add_realtime_args
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.logs import log_as_vllm
+from vllm_omni.media.decoders import close_decoders
 
 logger = init_logger(__name__)
 
@@ -151,6 +152,7 @@ def run_server(
     finally:
         # The loop took the handlers with it.
         signals.install()
+        close_decoders()
         if engine is not None:
             engine.shutdown(0)
 

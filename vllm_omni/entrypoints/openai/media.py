@@ -3,7 +3,8 @@
 
 It is registered in vLLM's connector registry and chosen by vLLM's `VLLM_MEDIA_CONNECTOR`. vLLM's
 own limits (`VLLM_MAX_IMAGE_PIXELS`, `VLLM_MAX_AUDIO_DECODE_DURATION_S`,
-`VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB`, ...) hold as well. Decoding runs in vLLM's thread pool.
+`VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB`, ...) hold as well. Files are decoded in processes of their
+own, for which vLLM's thread pool waits.
 """
 
 import os

@@ -14,10 +14,14 @@ from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.utils.mem_constants import MiB_bytes
 
-from vllm_omni.entrypoints.openai.media_loading import PARAM, load_sound, load_video
-from vllm_omni.errors import OmniClientError
-from vllm_omni.media.containers import too_much
-from vllm_omni.media.decode import check_image
+from vllm_omni.entrypoints.openai.media_loading import (
+    PARAM,
+    load_frame_list,
+    load_picture,
+    load_sound,
+    load_video,
+)
+from vllm_omni.errors import OmniClientError, OmniError
 from vllm_omni.media.limits import DEFAULT_LIMITS, MediaLimits
 
 _FRAME_LIST = "video/jpeg"
@@ -52,14 +56,13 @@ class CheckedIO(MediaIO[_T]):
             case VideoMediaIO():
                 return self._blamed(load_video, self.inner, data, limits)
             case ImageMediaIO():
-                check_image(data, limits, param=PARAM)
+                return self._blamed(load_picture, self.inner, data, limits)
         return self._blamed(self.inner.load_bytes, data)
 
     def load_base64(self, media_type: str, data: str) -> _T:
         """Check and decode the payload of a data URL."""
         if media_type.lower() == _FRAME_LIST and isinstance(self.inner, VideoMediaIO):
-            self._check_frame_list(data, self.inner.num_frames, media_limits())
-            return self._blamed(self.inner.load_base64, media_type, data)
+            return self._blamed(load_frame_list, self.inner, data, media_limits())
         payload = data if self._payload is None else self._payload
         return self.load_bytes(self._blamed(_from_base64, payload))
 
@@ -72,27 +75,13 @@ class CheckedIO(MediaIO[_T]):
             raise invalid(self.kind, f"it is larger than {limit} bytes")
         return self.load_bytes(filepath.read_bytes())
 
-    def _check_frame_list(self, data: str, wanted: int, limits: MediaLimits) -> None:
-        """vLLM's own form of a video: pictures in base64, joined by commas, `wanted` taken."""
-        given = data.count(",") + 1
-        taken = min(given, wanted) if wanted > 0 else given
-        if taken > limits.max_frame_list:
-            raise too_much("video", "frames", taken, limits.max_frame_list, PARAM)
-        pixels = min(limits.max_image_pixels, limits.max_video_pixels)
-        limits = replace(limits, max_image_pixels=pixels)
-        size = 0
-        for text in data.split(",", taken)[:taken]:
-            info = check_image(self._blamed(_from_base64, text), limits, param=PARAM)
-            size += info.width * info.height * 3
-            _check_decoded_size(size, limits)
-
     def _blamed(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result; its failure is the client's."""
         try:
             return function(*args)
         except VLLMClientError as error:
             raise invalid(self.kind, first_argument(error)) from error
-        except (OmniClientError, VLLMError, MemoryError):
+        except (OmniError, VLLMError, MemoryError):
             raise
         except Exception as error:  # the decoders' errors have no common base
             raise invalid(self.kind, str(error) or type(error).__name__) from error
@@ -117,11 +106,6 @@ def invalid(kind: str, reason: str) -> OmniClientError:
 def first_argument(error: Exception) -> str:
     """vLLM's message without the parameter and the value that its `str` adds."""
     return str(error.args[0]) if error.args else type(error).__name__
-
-
-def _check_decoded_size(size: int, limits: MediaLimits) -> None:
-    if size > limits.max_decoded_bytes:
-        raise too_much("decoded video", "bytes", size, limits.max_decoded_bytes, PARAM)
 
 
 def _kind(inner: MediaIO[Any]) -> str:
