@@ -40,7 +40,8 @@ class ArReplica(StageReplica):
     """vLLM's front end and engine core of one replica, behind the replica contract.
 
     Args:
-        llm: The front end; its engine core runs.
+        llm: The front end; its engine core runs. What it prepares prompts with outlives the
+            replica.
         connector: For freeing rows of requests that ended before their rows were sent on.
     """
 
@@ -51,18 +52,9 @@ class ArReplica(StageReplica):
         self._step: list[StageOutput] = []
         self._failure: Exception | None = None
         self._ready = asyncio.Event()
-        self._lent = False
         self._watched: asyncio.AbstractEventLoop | None = None
         self._given_up: list[tuple[str, str, _Live, RequestOutput]] = []
         self._suspicion: asyncio.Future[None] | None = None
-
-    def lend_front_end(self) -> StageLLM:
-        """The front end, for others to prepare prompts with.
-
-        It then outlives the replica, which may die alone; whoever borrows it closes it.
-        """
-        self._lent = True
-        return self.llm
 
     async def submit(
         self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any
@@ -183,8 +175,6 @@ class ArReplica(StageReplica):
             self.llm.shutdown(timeout)
         finally:
             self._connector.close()
-        if not self._lent:
-            self.llm.close()
 
     def _is_given_up(self, output: RequestOutput) -> bool:
         """Whether the engine core ended a request that nobody has aborted."""
