@@ -174,12 +174,18 @@ class StageLLM(AsyncLLM):
         # Stop reading first, or the engine core's orderly end looks like its death.
         handler = self.output_handler
         if handler is not None and not handler.get_loop().is_closed():
-            handler.get_loop().call_soon_threadsafe(handler.cancel)
+            handler.get_loop().call_soon_threadsafe(self._stop_reading, handler)
         if self.logger_manager is not None:
             self.logger_manager.record(SchedulerStats(), None)  # what is gone has no requests
         if self.core is not None:
             self.core.stop(timeout)
         self.engine_core.shutdown(timeout=timeout or STOP_S)
+
+    def _stop_reading(self, handler: asyncio.Task[None]) -> None:
+        handler.cancel()
+        # They know the replica, which knows this: sockets and threads would live until a full
+        # garbage collection, which is rare in a process with so many long-lived objects.
+        self.output_processor.request_states.clear()
 
     def tell_media_cache(self) -> None:
         """Give what the media cache was asked to whoever keeps statistics.

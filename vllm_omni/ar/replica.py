@@ -190,7 +190,7 @@ class ArReplica(StageReplica):
             async with asyncio.timeout(SIGN_OF_LIFE_S):
                 await self.ping()
         except (EngineDeadError, TimeoutError) as error:
-            self._failure = self._failure or error
+            self._failed(error)
         else:
             self._step += [self._token_output(*each) for each in self._given_up]
         self._given_up.clear()
@@ -208,9 +208,13 @@ class ArReplica(StageReplica):
             self._watched.remove_reader(self.llm.core.child.sentinel)
             self._watched = None
 
+    def _failed(self, error: Exception) -> None:
+        """Remember why, but not where: frames would keep this replica alive, and it them."""
+        self._failure = self._failure or error.with_traceback(None)
+
     def _core_ended(self) -> None:
         self._unwatch_core()
-        self._failure = self._failure or self._dead()
+        self._failed(self._dead())
         self._ready.set()
 
     def _dead(self) -> EngineDeadError:
@@ -226,7 +230,7 @@ class ArReplica(StageReplica):
     ) -> None:
         """Called by the front end for each request of a step, in the loop's thread."""
         if isinstance(output, Exception):
-            self._failure = output
+            self._failed(output)
         elif (live := self._live.get(request_id)) is not None and self._is_given_up(output):
             self._given_up.append((request_id, internal_id, live, output))
             self._suspicion = self._suspicion or asyncio.ensure_future(self._suspect())

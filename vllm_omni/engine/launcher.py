@@ -63,8 +63,8 @@ class LaunchedPipeline:
     """A deployment whose stages run.
 
     Attributes:
-        entry_llm: vLLM's front end of the entry stage, which prepares prompts whatever becomes of its
-            engine core; None if that is no language model.
+        entry_llm: vLLM's front end of the entry stage, which prepares prompts whatever becomes of
+            its engine core; None if that is no language model.
         owner: The process that started them.
     """
 
