@@ -104,3 +104,6 @@ class ReplicaLaunch(Protocol):
 
     def begin(self) -> StartingReplica:
         """Start it, without waiting for it."""
+
+    def close(self) -> None:
+        """Let go of what is kept from one start to the next. Idempotent; none follows."""

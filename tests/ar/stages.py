@@ -71,8 +71,8 @@ class Stages:
         }
         deployment = new_deployment_id()
         preload([self.pipeline.architectures[0]])
-        starting = [
-            ArLaunch.of(config, os.environ, told=Told(metrics=True)).begin()
+        self._launches = [
+            ArLaunch.of(config, os.environ, told=Told(metrics=True))
             for config in (
                 engine_config(
                     ArStageConfig(
@@ -97,6 +97,7 @@ class Stages:
                 ),
             )
         ]
+        starting = [launch.begin() for launch in self._launches]
         self.thinker, self.talker = (each.ready() for each in starting)
         self._loop = asyncio.new_event_loop()
         self._queues: dict[tuple[str, str], asyncio.Queue[TokenOutput]] = {}
@@ -119,6 +120,8 @@ class Stages:
         self._loop.run_until_complete(asyncio.gather(*self._polls, return_exceptions=True))
         self.thinker.shutdown(0)
         self.talker.shutdown(0)
+        for launch in self._launches:
+            launch.close()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 

@@ -205,6 +205,9 @@ class FakeLaunch:
     def abandon(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def cancel(self) -> None:
         pass
 

@@ -123,7 +123,6 @@ def launched(
         renderer=None,
         input_processor=None,
         tell_media_cache=lambda: None,
-        close=lambda: None,
     )
     return LaunchedPipeline(plan, engine, entry, deployment_id), replicas
 

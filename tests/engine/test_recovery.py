@@ -6,6 +6,8 @@ brought about on demand.
 """
 
 import asyncio
+import gc
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -58,6 +60,24 @@ async def test_a_dead_replica_is_started_again() -> None:
         for each in ("a", "b"):
             await it.served(each, "text", "audio")
         await it.assert_empty()
+
+
+async def test_what_requests_are_told_does_not_keep_a_dead_replica() -> None:
+    """Its sockets and threads go with it, not with the next full garbage collection."""
+    async with house(RESPAWN) as it:
+        it.submit("a", "text")
+        await it.settle()
+        dead = weakref.ref(it.replica("think"))
+        gc.disable()
+        try:
+            kill(it, "think")
+            told = await it.failure("a")
+            assert isinstance(told, EngineDeadError)
+            async with asyncio.timeout(5):
+                while dead() is not None:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 async def test_a_dead_replica_that_does_not_even_end_is_replaced() -> None:

@@ -5,20 +5,25 @@ Two things differ from stock: emitted rows are taken off the engine's outputs, a
 engine step are handed over together instead of through one queue and task per request.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.metrics.loggers import StatLoggerFactory
 from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_omni.ar.grammar import grammar_refusal
@@ -113,30 +118,74 @@ class StageLLM(AsyncLLM):
         **kwargs: Any,
     ) -> None:
         self.core = core
+        self._tracing = tracing
         super().__init__(
             *args, client_addresses=None if core is None else core.client_addresses, **kwargs
         )
         assert self.output_handler is None, "construct StageLLM before the event loop runs"
-        stock = self.output_processor
-        self.output_processor: OmniOutputProcessor = OmniOutputProcessor(
-            stock.tokenizer,
+        self.output_processor: OmniOutputProcessor = self._new_output_processor(discard)
+
+    def successor(
+        self,
+        vllm_config: VllmConfig,
+        *,
+        discard: Callable[[RowSpan], None],
+        core: HostedCore | None = None,
+    ) -> Self:
+        """The front end of an engine core that takes the place of this one's, which has ended.
+
+        It shares what prepares prompts and what counts. vLLM would make that anew, in the server's
+        process and beside its requests: load tokenizers and processors, of which its cache keeps
+        the last 128 sets, and process the largest picture, sound and video that the model takes,
+        in a thread whose part of the heap never shrinks again.
+
+        Args:
+            vllm_config: Like this one's; no engine has used it yet.
+            discard: See the class.
+            core: See the class.
+        """
+        made = copy(self)
+        made.core = core
+        made.engine_core = EngineCoreClient.make_async_mp_client(
+            vllm_config,
+            Executor.get_class(vllm_config),
+            self.log_stats,
+            None if core is None else core.client_addresses,
+            renderer=self.renderer,
+        )
+        made.output_processor = self._new_output_processor(discard)
+        # What belongs to the engine core that has ended.
+        made.output_handler = None
+        made._profile_lock = asyncio.Lock()
+        made._profile_session_active = False
+        return made
+
+    def _new_output_processor(self, discard: Callable[[RowSpan], None]) -> OmniOutputProcessor:
+        return OmniOutputProcessor(
+            self.renderer.tokenizer,
             log_stats=self.log_stats,
             stream_interval=self.vllm_config.scheduler_config.stream_interval,
-            tracing_enabled=tracing,
+            tracing_enabled=self._tracing,
             discard=discard,
         )
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine core. What prepares prompts goes on until `close`."""
+        """End the engine core. What prepares prompts goes on until `close`, here and for others."""
         # Stop reading first, or the engine core's orderly end looks like its death.
         handler = self.output_handler
         if handler is not None and not handler.get_loop().is_closed():
-            handler.get_loop().call_soon_threadsafe(handler.cancel)
+            handler.get_loop().call_soon_threadsafe(self._stop_reading, handler)
         if self.logger_manager is not None:
             self.logger_manager.record(SchedulerStats(), None)  # what is gone has no requests
         if self.core is not None:
             self.core.stop(timeout)
         self.engine_core.shutdown(timeout=timeout or STOP_S)
+
+    def _stop_reading(self, handler: asyncio.Task[None]) -> None:
+        handler.cancel()
+        # They know the replica, which knows this: sockets and threads would live until a full
+        # garbage collection, which is rare in a process with so many long-lived objects.
+        self.output_processor.request_states.clear()
 
     def tell_media_cache(self) -> None:
         """Give what the media cache was asked to whoever keeps statistics.
@@ -148,7 +197,7 @@ class StageLLM(AsyncLLM):
             self.logger_manager.record(None, None, stats)
 
     def close(self) -> None:
-        """End the rest, after `shutdown`. Idempotent."""
+        """End the rest, once no successor needs it. Idempotent."""
         self.renderer.shutdown()
 
     def __del__(self) -> None:
@@ -252,3 +301,40 @@ class StageLLM(AsyncLLM):
                 data_parallel_rank=None,
             )
         )
+
+
+class FrontEnds:
+    """The front ends of one place: a replica's, and those of the replicas that replaced it."""
+
+    def __init__(self) -> None:
+        self._latest: StageLLM | None = None
+
+    def make(
+        self,
+        vllm_config: VllmConfig,
+        stat_loggers: list[StatLoggerFactory],
+        *,
+        discard: Callable[[RowSpan], None],
+        core: HostedCore | None,
+        tracing: bool,
+    ) -> StageLLM:
+        """The next one. See `StageLLM`."""
+        if self._latest is None:
+            self._latest = StageLLM(
+                vllm_config=vllm_config,
+                executor_class=Executor.get_class(vllm_config),
+                log_stats=False,  # or vLLM would add loggers of its own
+                stat_loggers=stat_loggers,
+                log_requests=False,
+                discard=discard,
+                core=core,
+                tracing=tracing,
+            )
+        else:
+            self._latest = self._latest.successor(vllm_config, discard=discard, core=core)
+        return self._latest
+
+    def close(self) -> None:
+        """End what they share. Idempotent."""
+        if self._latest is not None:
+            self._latest.close()

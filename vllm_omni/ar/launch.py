@@ -8,7 +8,7 @@ and several start at the same time. On other platforms vLLM starts it as it does
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from vllm_omni.ar.frontend import StageLLM
+from vllm_omni.ar.frontend import FrontEnds
 from vllm_omni.ar.host import AT_ONCE_S, HostedCore
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
@@ -138,12 +138,14 @@ class ArLaunch:
         environment: Of the engine core's process.
         told: What is told of its work.
         timeout: Seconds that it may take to be ready.
+        front_ends: Those that it has had.
     """
 
     config: bytes
     environment: dict[str, str]
     told: Told
     timeout: float
+    front_ends: FrontEnds = field(default_factory=FrontEnds, compare=False)
 
     @classmethod
     def of(
@@ -171,6 +173,10 @@ class ArLaunch:
             )
         return StartingArReplica(self, config, core)
 
+    def close(self) -> None:
+        """See `ReplicaLaunch`."""
+        self.front_ends.close()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartingArReplica:
@@ -197,15 +203,12 @@ class StartingArReplica:
             if self.core is not None:
                 self.core.wait_until_ready(self.launch.timeout, check)
                 self.core.raise_if_ended()
-            llm = StageLLM(
-                vllm_config=self.config,
-                executor_class=Executor.get_class(self.config),
-                log_stats=False,  # or vLLM would add loggers of its own
-                stat_loggers=self.launch.told.loggers,
-                log_requests=False,
+            llm = self.launch.front_ends.make(
+                self.config,
+                self.launch.told.loggers,
                 discard=discard,
-                tracing=self.launch.told.traces,
                 core=self.core,
+                tracing=self.launch.told.traces,
             )
         except BaseException:
             connector.close()

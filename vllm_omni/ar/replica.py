@@ -40,7 +40,8 @@ class ArReplica(StageReplica):
     """vLLM's front end and engine core of one replica, behind the replica contract.
 
     Args:
-        llm: The front end; its engine core runs.
+        llm: The front end; its engine core runs. What it prepares prompts with outlives the
+            replica.
         connector: For freeing rows of requests that ended before their rows were sent on.
     """
 
@@ -51,18 +52,9 @@ class ArReplica(StageReplica):
         self._step: list[StageOutput] = []
         self._failure: Exception | None = None
         self._ready = asyncio.Event()
-        self._lent = False
         self._watched: asyncio.AbstractEventLoop | None = None
         self._given_up: list[tuple[str, str, _Live, RequestOutput]] = []
         self._suspicion: asyncio.Future[None] | None = None
-
-    def lend_front_end(self) -> StageLLM:
-        """The front end, for others to prepare prompts with.
-
-        It then outlives the replica, which may die alone; whoever borrows it closes it.
-        """
-        self._lent = True
-        return self.llm
 
     async def submit(
         self, request_id: str, prompt: Any, params: Any, *, emit: bool = False, **kwargs: Any
@@ -183,8 +175,6 @@ class ArReplica(StageReplica):
             self.llm.shutdown(timeout)
         finally:
             self._connector.close()
-        if not self._lent:
-            self.llm.close()
 
     def _is_given_up(self, output: RequestOutput) -> bool:
         """Whether the engine core ended a request that nobody has aborted."""
@@ -200,7 +190,7 @@ class ArReplica(StageReplica):
             async with asyncio.timeout(SIGN_OF_LIFE_S):
                 await self.ping()
         except (EngineDeadError, TimeoutError) as error:
-            self._failure = self._failure or error
+            self._failed(error)
         else:
             self._step += [self._token_output(*each) for each in self._given_up]
         self._given_up.clear()
@@ -218,9 +208,13 @@ class ArReplica(StageReplica):
             self._watched.remove_reader(self.llm.core.child.sentinel)
             self._watched = None
 
+    def _failed(self, error: Exception) -> None:
+        """Remember why, but not where: frames would keep this replica alive, and it them."""
+        self._failure = self._failure or error.with_traceback(None)
+
     def _core_ended(self) -> None:
         self._unwatch_core()
-        self._failure = self._failure or self._dead()
+        self._failed(self._dead())
         self._ready.set()
 
     def _dead(self) -> EngineDeadError:
@@ -236,7 +230,7 @@ class ArReplica(StageReplica):
     ) -> None:
         """Called by the front end for each request of a step, in the loop's thread."""
         if isinstance(output, Exception):
-            self._failure = output
+            self._failed(output)
         elif (live := self._live.get(request_id)) is not None and self._is_given_up(output):
             self._given_up.append((request_id, internal_id, live, output))
             self._suspicion = self._suspicion or asyncio.ensure_future(self._suspect())

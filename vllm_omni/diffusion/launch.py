@@ -81,6 +81,9 @@ class DiffusionLaunch:
         capacity = self.settings.max_batch if self.capacity is None else self.capacity
         return StartingDiffusionReplica(process, config, self.init_timeout, capacity)
 
+    def close(self) -> None:
+        """See `ReplicaLaunch`: nothing is kept."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartingDiffusionReplica:

@@ -63,7 +63,9 @@ class LaunchedPipeline:
     """A deployment whose stages run.
 
     Attributes:
-        entry_llm: vLLM's front end of the entry stage; None if that is no language model.
+        entry_llm: vLLM's front end of the entry stage, which prepares prompts whatever becomes of
+            its engine core; None if that is no language model.
+        owner: The process that started them.
     """
 
     plan: DeploymentPlan
@@ -77,8 +79,9 @@ class LaunchedPipeline:
         if os.getpid() != self.owner:
             return
         self.engine.shutdown(timeout)
-        if self.entry_llm is not None:
-            self.entry_llm.close()
+        for pool in self.engine.pools:
+            for launch in pool.launches:
+                launch.close()
         if self.plan.traces_endpoint is not None:
             flush_tracing()
         sweep(self.deployment_id)
@@ -119,7 +122,7 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         engine = OmniEngine(_topology(plan), pools, connector)
         undo.pop_all()
     entry = pools[plan.pipeline.stage_id(plan.pipeline.entry.name)].replica(0)
-    llm = entry.lend_front_end() if isinstance(entry, ArReplica) else None
+    llm = entry.llm if isinstance(entry, ArReplica) else None
     return LaunchedPipeline(plan, engine, llm, deployment_id)
 
 
@@ -159,6 +162,7 @@ def _start_all(
                 _written(stage.engine_args),
             )
             check()
+            undo.callback(launch.close)
             starting = launch.begin()
             undo.callback(starting.cancel)
             begun.append((stage, replica_id, starting))

@@ -405,6 +405,8 @@ class Orchestrator:
 
         Several tasks may notice the same death; the first one acts.
         """
+        # Requests take the error with them, and its frames would keep the dead replica.
+        error.with_traceback(None)
         pool = self._pools[stage]
         if not pool.is_attached(replica_id, replica):
             return
