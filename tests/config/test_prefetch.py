@@ -264,7 +264,7 @@ def test_a_hub_that_cannot_be_reached_is_told(
     assert slept == [1.0, 2.0]
     # Its config is asked for before; what the hub's library raises comes through vLLM.
     monkeypatch.setattr(repo_utils, "file_or_path_exists", unreachable)
-    with pytest.raises(OmniConfigError, match="'toy/one'.* the hub cannot be reached"):
+    with pytest.raises(OmniConfigError, match=r"'toy/one'.* the hub cannot be reached"):
         load_hf_config("toy/one")
 
 
