@@ -172,7 +172,7 @@ class _Body:
             first += message.get("body", b"")
         if len(first) < LARGE_BODY:
             return {"type": "http.request", "body": bytes(first), "more_body": False}
-        collected = _Collected(first)
+        collected = Collected(first)
         while message.get("more_body", False):
             message = await self._receive()
             if message["type"] != "http.request":
@@ -184,7 +184,7 @@ class _Body:
         return {"type": "http.request", "body": rest, "more_body": False}
 
 
-class _Collected:
+class Collected:
     """Bytes that come in pieces.
 
     Args:
