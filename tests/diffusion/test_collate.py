@@ -381,6 +381,22 @@ class Halves(nn.Module):
         return hidden + time.expand(len(hidden))[:, None] + pairs
 
 
+class Counting(nn.Module):
+    """Adds to each row the sum of what belongs to it."""
+
+    def forward(self, x: torch.Tensor, more: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, owner, more)
+
+
+def test_row_numbers_are_counted_on_from_call_to_call() -> None:
+    to = collator(Counting(), CallRules({"owner": Batching.INDEX}))
+    owners = [torch.tensor([1, 0]), torch.tensor([0, 0]), torch.tensor([1, 1])]
+    calls = [make_call(to, torch.zeros(2, 3), torch.randn(2, 3), owner) for owner in owners]
+    assert len({call.signature for call in calls}) == 1
+    for call, result in zip(calls, to.run(calls), strict=True):
+        torch.testing.assert_close(result, to.function(*call.args))
+
+
 def test_one_number_for_all_rows_and_several_rows_for_one() -> None:
     rules = {"hidden": Batching.CAT, "time": Batching.STACK, "tokens": Batching.CAT}
     to = collator(Halves(), CallRules(rules))

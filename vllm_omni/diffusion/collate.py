@@ -152,7 +152,7 @@ class Collator:
         elif isinstance(value, torch.Tensor):
             kind = resolve(value, rule, rows)
             parts += [kind, value.dtype, value.device]
-            if kind is Batching.CAT:
+            if kind in (Batching.CAT, Batching.INDEX):
                 parts += [value.shape[0] / rows, value.shape[1:]]
             elif kind is Batching.SHARED:
                 parts += [value.shape, self._digest(value, cached=rule is Batching.SHARED)]
@@ -254,7 +254,7 @@ class Collator:
 
 
 _LISTS = (Batching.LIST, Batching.ALIKE)
-_ROWLESS = (Batching.SHARED, Batching.STACK, Batching.PACKED)
+_ROWLESS = (Batching.SHARED, Batching.STACK, Batching.PACKED, Batching.INDEX)
 _BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
 
@@ -278,6 +278,9 @@ def _merge(values: Sequence[Any], rule: Rule | None, calls: Sequence[Call]) -> A
         kind = resolve(first, rule, calls[0].rows)
         if kind in (Batching.CAT, Batching.PACKED):
             return torch.cat(values)
+        if kind is Batching.INDEX:
+            starts = accumulate((call.rows for call in calls), initial=0)
+            return torch.cat([v + start for v, start in zip(values, starts, strict=False)])
         if isinstance(kind, Along):
             return torch.cat(values, dim=kind.dim)
         if kind is Batching.STACK:

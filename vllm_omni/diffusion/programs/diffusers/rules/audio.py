@@ -5,7 +5,6 @@ from vllm_omni.diffusion.rules import Batching, CallRules, Ragged
 
 PLAIN = {"forward": CallRules()}
 """Every tensor has the batch in front."""
-ALONE = {"forward": CallRules(max_batch=1)}
 
 RULES = {
     # One timestep for both halves of guidance, and a table of positions.
@@ -17,8 +16,8 @@ RULES = {
     "StableAudio3DurationEmbedder": PLAIN,
     # Text, lyrics and voice are one sequence without a mask: only equal lengths go together.
     "AceStepTransformer1DModel": PLAIN,
-    # Counts which sound belongs to which row of the batch.
-    "AceStepConditionEncoder": ALONE,
+    # Which row of the batch each reference sound belongs to.
+    "AceStepConditionEncoder": {"forward": CallRules({"refer_audio_order_mask": Batching.INDEX})},
     # Convolutions over the text let padding leak into it: only equal lengths go together.
     "LongCatAudioDiTTransformer": PLAIN,
     "AudioLDM2UNet2DConditionModel": {
