@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import nn
 
-from vllm_omni.diffusion.engine import Emission, Engine
+from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs.diffusers import image as image_program
 from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, Kit
@@ -69,25 +69,36 @@ def load(folder: Path, pipeline: str) -> Loaded:
     return image_program.load(LoadContext(str(folder), cpu, model_class_name=pipeline))
 
 
-def stock(loaded: Loaded, example: Example, ask: Ask) -> torch.Tensor:
+Made = Mapping[str, torch.Tensor]
+"""What a request made, by modality."""
+
+
+def stock(loaded: Loaded, example: Example, ask: Ask) -> Made:
     """What the pipeline itself makes, called alone."""
     pipeline = _pipeline(loaded)
     generator = torch.Generator().manual_seed(ask.seed)
-    output = pipeline(**ask.arguments(example), generator=generator, output_type="pt")
-    return tensors_of(output, "pt")["image"]
+    shown = output_type(example)
+    output = pipeline(**ask.arguments(example), generator=generator, output_type=shown)
+    return tensors_of(output, shown)
 
 
-def served(loaded: Loaded, example: Example, asks: Sequence[Ask]) -> list[torch.Tensor]:
+def served(loaded: Loaded, example: Example, asks: Sequence[Ask]) -> list[Made]:
     """What the engine makes of requests that all come at once."""
     engine = Engine(image_program, loaded)
     for number, ask in enumerate(asks):
         engine.add(str(number), _message(example, ask))
-    done: dict[str, Emission] = {}
+    done: dict[str, Made] = {}
     while engine.has_work:
         for emission in engine.step():
             assert emission.error is None, emission.error
-            done[emission.request_id] = emission
-    return [done[str(number)].tensors["image"] for number in range(len(asks))]
+            assert emission.tensors is not None
+            done[emission.request_id] = emission.tensors
+    return [done[str(number)] for number in range(len(asks))]
+
+
+def output_type(example: Example) -> str:
+    """Floats; Cosmos makes bytes of its videos for the guardrail, so that there latents are."""
+    return "latent" if example.pipeline.startswith("Cosmos") else "pt"
 
 
 @contextmanager
@@ -127,7 +138,7 @@ def _message(example: Example, ask: Ask) -> Message:
     texts = {name: given.pop(name, None) for name in ("prompt", "negative_prompt")}
     media, tensors = _media(given)
     params = {name: given.pop(name) for name in list(given) if name in PARAMETERS}
-    params |= {"seed": ask.seed, "output_type": "pt", "extra_args": given}
+    params |= {"seed": ask.seed, "output_type": output_type(example), "extra_args": given}
     request = GenerationRequest(**texts, params=checked_params(params, ""), media=media)
     options = {**msgspec.to_builtins(request), "seed": ask.seed}
     return Message(options, tensors)
@@ -143,10 +154,15 @@ def _media(given: dict[str, object]) -> tuple[dict[str, int], Mapping[str, torch
             pictures = value if isinstance(value, list) else [value]
             if not all(isinstance(picture, Image.Image) for picture in pictures):
                 continue
+            moving = medium.endswith("video")
+            if moving != (isinstance(value, list) and name not in MEDIA["image"]):
+                continue
             del given[name]
-            counts[medium] = len(pictures)
-            for index, picture in enumerate(pictures):
-                tensors[media_name(medium, index)] = torch.from_numpy(np.array(picture))
+            pixels = [torch.from_numpy(np.array(picture)) for picture in pictures]
+            pieces = [torch.stack(pixels)] if moving else pixels
+            counts[medium] = len(pieces)
+            for index, piece in enumerate(pieces):
+                tensors[media_name(medium, index)] = piece
     return counts, tensors
 
 

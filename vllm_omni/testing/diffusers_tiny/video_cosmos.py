@@ -137,7 +137,9 @@ def name_safety_checker(pipeline: DiffusionPipeline) -> None:
 
 
 def world(pipeline: str, **options: Any) -> VideoExample:
-    return VideoExample(pipeline, default_frames=9, **options)
+    """Prompts of at most 64 tokens; the default is 512."""
+    fixed = {"max_sequence_length": 64}
+    return VideoExample(pipeline, default_frames=9, fixed=fixed, **options)
 
 
 FIRST = {"image": first_frame}
@@ -150,7 +152,7 @@ RECIPES = {
     ),
     "cosmos2_t2i": Recipe(
         cosmos2_t2i,
-        (VideoExample("Cosmos2TextToImagePipeline", frames=None, output="images"),),
+        (world("Cosmos2TextToImagePipeline", frames=None, output="images"),),
         tune=name_safety_checker,
     ),
     "cosmos2_v2w": Recipe(

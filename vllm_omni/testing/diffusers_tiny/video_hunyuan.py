@@ -156,7 +156,7 @@ RECIPES = {
     ),
     "hunyuan_video_15": Recipe(
         hunyuan_video_15,
-        (VideoExample("HunyuanVideo15Pipeline", guidance=None),),
+        (VideoExample("HunyuanVideo15Pipeline", guidance=None, heavy=True),),
     ),
     "hunyuan_video_15_i2v": Recipe(
         hunyuan_video_15_i2v,
@@ -164,6 +164,7 @@ RECIPES = {
             VideoExample(
                 "HunyuanVideo15ImageToVideoPipeline",
                 guidance=None,
+                heavy=True,
                 sized=False,
                 inputs={"image": first_frame},
             ),

@@ -247,6 +247,8 @@ def helios() -> HeliosPipeline:
 
 FIRST = {"image": first_frame}
 FTFY = ("ftfy",)
+SHORT = {"max_sequence_length": 64}
+"""Tokens of prompts; the default is 512."""
 SANA = {"use_resolution_binning": False}
 RECIPES = {
     "cogvideox": Recipe(cogvideox, (VideoExample("CogVideoXPipeline", default_frames=9),)),
@@ -267,13 +269,15 @@ RECIPES = {
         sana_video_i2v,
         (VideoExample("SanaImageToVideoPipeline", frames="frames", inputs=FIRST, fixed=SANA),),
     ),
-    "skyreels_v2": Recipe(skyreels_v2, (VideoExample("SkyReelsV2Pipeline", needs=FTFY),)),
+    "skyreels_v2": Recipe(
+        skyreels_v2, (VideoExample("SkyReelsV2Pipeline", fixed=SHORT, needs=FTFY),)
+    ),
     "skyreels_v2_df": Recipe(
         skyreels_v2_df,
         (
             VideoExample(
                 "SkyReelsV2DiffusionForcingPipeline",
-                fixed={"base_num_frames": 5, "overlap_history": None},
+                fixed={**SHORT, "base_num_frames": 5, "overlap_history": None},
                 needs=FTFY,
             ),
         ),
@@ -284,7 +288,7 @@ RECIPES = {
             VideoExample(
                 "HeliosPipeline",
                 default_frames=9,
-                fixed={"num_latent_frames_per_chunk": 3},
+                fixed={**SHORT, "num_latent_frames_per_chunk": 3},
             ),
         ),
     ),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wan 2.1 and 2.2: text, image, first-last frame and video to video, VACE, Animate."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from diffusers import (
@@ -186,13 +187,18 @@ def faces(shot: Shot) -> list[Any]:
     return [picture(FACE_SIZE, FACE_SIZE, shot.seed + index) for index in range(shot.frames)]
 
 
+def wan(pipeline: str, fixed: Mapping[str, Any] | None = None, **options: Any) -> VideoExample:
+    """Prompts of at most 64 tokens; the default is 512."""
+    return VideoExample(pipeline, fixed={"max_sequence_length": 64} | (fixed or {}), **options)
+
+
 FTFY = ("ftfy",)
 RECIPES = {
     "wan21_t2v": Recipe(
         wan21_t2v,
         (
-            VideoExample("WanPipeline"),
-            VideoExample(
+            wan("WanPipeline"),
+            wan(
                 "WanVideoToVideoPipeline",
                 frames=None,
                 inputs={"video": clip},
@@ -201,22 +207,22 @@ RECIPES = {
             ),
         ),
     ),
-    "wan22_t2v": Recipe(wan22_t2v, (VideoExample("WanPipeline"),)),
+    "wan22_t2v": Recipe(wan22_t2v, (wan("WanPipeline"),)),
     "wan22_ti2v": Recipe(
         wan22_ti2v,
         (
-            VideoExample("WanPipeline"),
-            VideoExample("WanImageToVideoPipeline", inputs={"image": first_frame}, needs=FTFY),
+            wan("WanPipeline"),
+            wan("WanImageToVideoPipeline", inputs={"image": first_frame}, needs=FTFY),
         ),
     ),
     "wan21_i2v": Recipe(
         wan21_i2v,
-        (VideoExample("WanImageToVideoPipeline", inputs={"image": first_frame}, needs=FTFY),),
+        (wan("WanImageToVideoPipeline", inputs={"image": first_frame}, needs=FTFY),),
     ),
     "wan21_flf2v": Recipe(
         wan21_flf2v,
         (
-            VideoExample(
+            wan(
                 "WanImageToVideoPipeline",
                 inputs={"image": first_frame, "last_image": last_frame},
                 needs=FTFY,
@@ -225,16 +231,16 @@ RECIPES = {
     ),
     "wan22_i2v": Recipe(
         wan22_i2v,
-        (VideoExample("WanImageToVideoPipeline", inputs={"image": first_frame}, needs=FTFY),),
+        (wan("WanImageToVideoPipeline", inputs={"image": first_frame}, needs=FTFY),),
     ),
     "wan21_vace": Recipe(
         wan21_vace,
-        (VideoExample("WanVACEPipeline", inputs={"video": clip, "mask": mask_clip}, needs=FTFY),),
+        (wan("WanVACEPipeline", inputs={"video": clip, "mask": mask_clip}, needs=FTFY),),
     ),
     "wan22_animate": Recipe(
         wan22_animate,
         (
-            VideoExample(
+            wan(
                 "WanAnimatePipeline",
                 frames="segment_frame_length",
                 inputs={"image": first_frame, "pose_video": clip, "face_video": faces},
