@@ -39,14 +39,12 @@ class VideoExample(Example):
         frames: The argument with the number of frames; None where the input video says it.
         default_frames: Frames of the smallest request worth making.
         inputs: Argument -> what makes the input image, video or list from the request's shape.
-        needs: Packages without which diffusers cannot run the pipeline.
     """
 
     output: str = "frames"
     frames: str | None = "num_frames"
     default_frames: int = 5
     inputs: Mapping[str, MakeInput] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
 
     def arguments(
         self,
@@ -89,14 +87,12 @@ class AudioExample(Example):
     Attributes:
         seconds: The argument with the length, in seconds.
         default_seconds: Length of the smallest request worth making.
-        needs: Packages without which diffusers cannot run the pipeline.
     """
 
     sized: bool = False
     output: str = "audios"
     seconds: str = "audio_length_in_s"
     default_seconds: float = 0.5
-    needs: tuple[str, ...] = ()
 
     def arguments(
         self,
