@@ -21,6 +21,7 @@ from vllm_omni.diffusion.rules import (
     CallRules,
     Equal,
     Mask,
+    Packing,
     Ragged,
     RaggedOutput,
 )
@@ -337,6 +338,64 @@ def test_results_that_cannot_be_split(make: Any) -> None:
     with pytest.raises(CollationError):
         to.run(calls)
     to.run(calls[:1])
+
+
+@dataclass
+class Distribution:
+    """An output that is no tree of tensors."""
+
+    mean: torch.Tensor
+    spread: float
+
+
+class Encoder(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {"made": Distribution(x * 2, 1.0), "cache": object()}
+
+
+PACKED = Packing(
+    unpack=lambda made: (made.mean, made.spread), pack=lambda parts: Distribution(*parts)
+)
+
+
+def test_objects_are_split_as_the_rules_say_and_unused_outputs_are_left_out() -> None:
+    rules = CallRules(packings={Distribution: PACKED}, dropped_outputs=frozenset({"cache"}))
+    to = collator(Encoder(), rules)
+    inputs = [torch.randn(2, 3), torch.randn(1, 3)]
+    results = to.run([make_call(to, x) for x in inputs])
+    for x, result in zip(inputs, results, strict=True):
+        assert list(result) == ["made"]
+        torch.testing.assert_close(result["made"].mean, x * 2)
+        assert result["made"].spread == 1.0
+    (alone,) = to.run([make_call(to, inputs[0])])
+    assert list(alone) == ["made", "cache"]
+
+
+class Halves(nn.Module):
+    """A timestep for all rows, and tokens of two pictures for each row."""
+
+    def forward(
+        self, hidden: torch.Tensor, time: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        pairs = tokens.reshape(-1, 2, tokens.shape[-1]).sum(1)
+        return hidden + time.expand(len(hidden))[:, None] + pairs
+
+
+def test_one_number_for_all_rows_and_several_rows_for_one() -> None:
+    rules = {"hidden": Batching.CAT, "time": Batching.STACK, "tokens": Batching.CAT}
+    to = collator(Halves(), CallRules(rules))
+    calls = [
+        make_call(to, hidden=torch.randn(2, 4), time=time, tokens=torch.randn(4, 4))
+        for time in (torch.tensor([0.1]), torch.tensor(0.7))
+    ]
+    assert calls[0].rows == 2
+    assert calls[0].signature == calls[1].signature
+    for call, result in zip(calls, to.run(calls), strict=True):
+        torch.testing.assert_close(result, to.function(**call.kwargs))
+    short = make_call(
+        to, hidden=torch.randn(2, 4), time=torch.tensor(0.7), tokens=torch.randn(2, 4)
+    )
+    assert short.signature != calls[0].signature
 
 
 @settings(deadline=None)

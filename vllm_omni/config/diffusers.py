@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 MODEL_INDEX = "model_index.json"
 """In place of `config.json`, in checkpoints of diffusers pipelines."""
 
-_SOUND_LENGTHS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s")
+_SOUND_LENGTHS = (
+    "audio_end_in_s",
+    "audio_length_in_s",
+    "audio_duration",
+    "audio_duration_s",
+    "duration",
+)
 _VIDEO = ("num_frames", "num_videos_per_prompt")
 
 

@@ -153,7 +153,7 @@ class Collator:
             kind = resolve(value, rule, rows)
             parts += [kind, value.dtype, value.device]
             if kind is Batching.CAT:
-                parts.append(value.shape[1:])
+                parts += [value.shape[0] / rows, value.shape[1:]]
             elif kind is Batching.SHARED:
                 parts += [value.shape, self._digest(value, cached=rule is Batching.SHARED)]
             elif kind is Batching.PACKED:
@@ -212,7 +212,11 @@ class Collator:
         if isinstance(result, torch.Tensor):
             return self._split_tensor(result, calls)
         if isinstance(result, Mapping):
-            columns = {key: self._split(value, calls) for key, value in result.items()}
+            columns = {
+                key: self._split(value, calls)
+                for key, value in result.items()
+                if key not in self.rules.dropped_outputs
+            }
             return [
                 _mapping(type(result), {key: column[i] for key, column in columns.items()})
                 for i in range(len(calls))
@@ -227,6 +231,8 @@ class Collator:
             return [_sequence(type(result), [c[i] for c in columns]) for i in range(len(calls))]
         if result is None or isinstance(result, _BY_VALUE):
             return [result] * len(calls)
+        if (packing := self.rules.packings.get(type(result))) is not None:
+            return [packing.pack(piece) for piece in self._split(packing.unpack(result), calls)]
         raise CollationError(f"a result of type {type(result).__name__} cannot be taken apart")
 
     def _split_tensor(self, result: torch.Tensor, calls: Sequence[Call]) -> list[torch.Tensor]:
@@ -256,7 +262,7 @@ def resolve(tensor: torch.Tensor, rule: Rule | None, rows: int) -> Rule:
     """What happens to a tensor of a call of `rows` rows."""
     if rule is None:
         return Batching.CAT if tensor.ndim and tensor.shape[0] == rows else Batching.SHARED
-    if rule is Batching.STACK and tensor.ndim:
+    if rule is Batching.STACK and tensor.shape not in ((), (1,)):
         return Batching.CAT
     return rule
 

@@ -17,12 +17,13 @@ class Batching(Enum):
     """
 
     CAT = "cat"
-    """Tensors are concatenated along dimension 0."""
+    """Tensors are concatenated along dimension 0. Of several with a rule, the first (positional ones,
+    then by name) says how many rows the batch has; others may have a multiple of them."""
     SHARED = "shared"
     """Tensors must have equal contents; the caller does not change them in place afterwards, so
     they are compared once only."""
     STACK = "stack"
-    """0-dimensional tensors become one entry per batch row: [rows of all calls]."""
+    """Tensors of one number, [] or [1], become one entry per batch row: [rows of all calls]."""
     LIST = "list"
     """Lists are concatenated; their entries may have any shape."""
     ALIKE = "alike"
@@ -110,6 +111,19 @@ Rule = Batching | Ragged | Mask | Along | Equal
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """How an output object that holds tensors is taken apart.
+
+    Attributes:
+        unpack: The object -> its tensors, as a tensor, mapping, list or tuple.
+        pack: The same tree with a part of each tensor's rows -> an object of that class.
+    """
+
+    unpack: Callable[[Any], Any]
+    pack: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class CallRules:
     """How calls of one method are put together and taken apart again.
 
@@ -122,6 +136,9 @@ class CallRules:
             copies of the batch one after the other (classifier-free guidance inside of the model).
         inline: Calls run in the program, as if there were no engine: the method draws random
             numbers or keeps state on the model between the forwards that it makes.
+        packings: Classes of output objects that are neither tensors nor mappings, lists or tuples.
+        dropped_outputs: Outputs by name that callers do not use and that cannot be taken apart:
+            left out where calls ran together.
         max_batch: Calls per forward, if fewer than the engine's limit; 1 for never together.
     """
 
@@ -130,4 +147,6 @@ class CallRules:
     beside: Callable[[Mapping[str, Any]], int] | None = None
     stacked_outputs: bool = False
     inline: bool = False
+    packings: Mapping[type, Packing] = field(default_factory=dict)
+    dropped_outputs: frozenset[str] = frozenset()
     max_batch: int | None = None

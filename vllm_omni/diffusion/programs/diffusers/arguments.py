@@ -29,14 +29,20 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
         "num_videos_per_prompt",
         "num_waveforms_per_prompt",
     ),
-    "num_frames": ("num_frames", "num_frames_per_chunk"),
+    "num_frames": ("num_frames", "num_frames_per_chunk", "frames", "segment_frame_length"),
     "fps": ("frame_rate", "fps"),
     "strength": ("strength",),
     "sigmas": ("sigmas",),
     "layers": ("layers",),
     "resolution": ("resolution",),
     "max_sequence_length": ("max_sequence_length",),
-    "audio_length": ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s"),
+    "audio_length": (
+        "audio_end_in_s",
+        "audio_length_in_s",
+        "audio_duration",
+        "audio_duration_s",
+        "duration",
+    ),
     "audio_start": ("audio_start_in_s",),
 }
 """Fields of `OmniDiffusionSamplingParams` -> parameters that take them, by preference."""
@@ -131,7 +137,7 @@ def as_input(medium: str, piece: torch.Tensor) -> Any:
     """A piece as pipelines take it: a picture, a list of pictures, or samples."""
     if medium == "audio":
         return piece
-    if piece.ndim == 4:
+    if piece.ndim == 4 or medium == "mask_video":
         return [_picture(frame) for frame in piece]
     return _picture(piece)
 

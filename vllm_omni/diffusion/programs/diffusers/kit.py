@@ -49,6 +49,18 @@ def media_parameter(cls: type[DiffusionPipeline], medium: str) -> str | None:
     return next((n for n in MEDIA.get(medium, ()) if n in call_parameters(cls)), None)
 
 
+def registered(pipeline: DiffusionPipeline) -> dict[str, Any]:
+    """The components of a pipeline by name; None where it has none.
+
+    Its own `components` leaves out those whose constructor parameter has a default.
+    """
+    return {
+        name: vars(pipeline)[name]
+        for name, value in pipeline.config.items()
+        if isinstance(value, list | tuple) and len(value) == 2 and name in vars(pipeline)
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """A loaded checkpoint.
@@ -56,7 +68,7 @@ class Kit:
     Attributes:
         base: The pipeline as the checkpoint names it, with the models themselves.
         siblings: Pipelines of other classes over the same components.
-        parts: The components by name; to ask a pipeline for them takes it a millisecond.
+        parts: The components by name.
     """
 
     base: DiffusionPipeline
@@ -66,7 +78,7 @@ class Kit:
     @classmethod
     def of(cls, base: DiffusionPipeline) -> "Kit":
         """A kit with every sibling that the components suffice for."""
-        return cls(base, tuple(_siblings(base)), dict(base.components))
+        return cls(base, tuple(_siblings(base)), registered(base))
 
     def models(self) -> dict[str, nn.Module]:
         """The models by the name of the pipeline's component."""
@@ -161,7 +173,7 @@ def _sibling(base: DiffusionPipeline, cls: type[DiffusionPipeline]) -> Diffusion
 
     Not by diffusers' `from_pipe`, which casts the models.
     """
-    have = {**dict(base.config), **base.components}
+    have = {**dict(base.config), **registered(base)}
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     given = {p.name: have[p.name] for p in parameters if p.name in have}
     if any(p.default is p.empty and p.name not in given for p in parameters):

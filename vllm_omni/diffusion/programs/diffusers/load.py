@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
-from vllm_omni.diffusion.programs.diffusers.kit import Kit
+from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.errors import OmniConfigError
@@ -81,7 +81,7 @@ def _why(model: str, index: Mapping[str, Any], error: Exception) -> str:
 def _configure(pipeline: DiffusionPipeline, ctx: LoadContext) -> None:
     """Settings that the deployment puts over the checkpoint's."""
     if ctx.flow_shift is not None:
-        for name, part in list(pipeline.components.items()):
+        for name, part in registered(pipeline).items():
             if isinstance(part, SchedulerMixin):
                 vars(pipeline)[name] = _shifted(part, ctx.flow_shift)
     if ctx.boundary_ratio is not None:
@@ -90,7 +90,7 @@ def _configure(pipeline: DiffusionPipeline, ctx: LoadContext) -> None:
                 f"boundary_ratio: {type(pipeline).__name__} has one expert, hence no boundary"
             )
         pipeline.register_to_config(boundary_ratio=ctx.boundary_ratio)
-    vae = pipeline.components.get("vae")
+    vae = registered(pipeline).get("vae")
     for asked, flag, method in (
         (ctx.vae_use_slicing, "vae_use_slicing", "enable_slicing"),
         (ctx.vae_use_tiling, "vae_use_tiling", "enable_tiling"),

@@ -121,8 +121,11 @@ def sample_rate(parts: Mapping[str, Any]) -> int | None:
     """Hz of the sound that these components make, if they make sound."""
     for name, key in _RATES:
         part = parts.get(name)
-        if part is not None and key in part.config:
-            return int(part.config[key])
+        if part is None:
+            continue
+        config = part.config if isinstance(part.config, Mapping) else part.config.to_dict()
+        if key in config:
+            return int(config[key])
     return None
 
 

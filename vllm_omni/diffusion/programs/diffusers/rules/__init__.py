@@ -2,22 +2,28 @@
 """How calls of diffusers' and transformers' models are put together, by class.
 
 A module of this package holds a family's rules in `RULES`: class name -> method -> `CallRules`. A
-class of transformers without any, and the decoder of a VAE, take a batch of tensors as it comes: of
-them, calls of equal shapes run together. Any other class without rules runs one call at a time.
+class of transformers without any, and a VAE, take a batch of tensors as it comes: of them, calls of
+equal shapes run together. Any other class without rules runs one call at a time.
 """
 
 import logging
 from collections.abc import Mapping
 from importlib import import_module
+from operator import attrgetter
 
+from diffusers.models.autoencoders.autoencoder_oobleck import OobleckDiagonalGaussianDistribution
+from diffusers.models.autoencoders.vae import (
+    DiagonalGaussianDistribution,
+    IdentityDistribution,
+)
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from vllm_omni.diffusion.rules import CallRules
+from vllm_omni.diffusion.rules import CallRules, Packing
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = ("flux", "image")
+FAMILIES = ("audio", "flux", "image", "video")
 """Modules of this package."""
 
 Rules = Mapping[str, Mapping[str, CallRules]]
@@ -27,6 +33,22 @@ ALONE = CallRules(max_batch=1)
 INLINE = CallRules(inline=True)
 """Of a language model's loop over tokens: it samples, and keeps positions on the model."""
 
+ENCODER = CallRules(dropped_outputs=frozenset({"past_key_values"}))
+"""Of a text or image encoder: who has passed no key-value cache in does not want one either."""
+
+DISTRIBUTIONS = (
+    DiagonalGaussianDistribution,
+    IdentityDistribution,
+    OobleckDiagonalGaussianDistribution,
+)
+VAE: Mapping[str, CallRules] = {
+    "encode": CallRules(
+        packings={cls: Packing(attrgetter("parameters"), cls) for cls in DISTRIBUTIONS}
+    ),
+    "decode": CallRules(),
+}
+"""What an encoder makes is a distribution of latents, which its caller draws from."""
+
 
 def methods_of(module: nn.Module) -> Mapping[str, CallRules]:
     """The methods of a model that park, with their rules."""
@@ -34,11 +56,13 @@ def methods_of(module: nn.Module) -> Mapping[str, CallRules]:
         if cls.__name__ in _RULES:
             return _RULES[cls.__name__]
     if isinstance(module, PreTrainedModel):
-        methods = {"forward": CallRules()}
+        methods = {"forward": ENCODER}
         return {**methods, "generate": INLINE} if isinstance(module, GenerationMixin) else methods
     members = dir(type(module))
     if "encode" in members and "decode" in members:
-        return {"encode": ALONE, "decode": CallRules()}
+        return VAE
+    if type(module).forward is nn.Module.forward:
+        return {}  # Whatever else it can, e.g. check how safe a prompt is, runs in the program.
     logger.warning(
         "%s has no batching rules (%s): its calls run one at a time",
         type(module).__name__,
