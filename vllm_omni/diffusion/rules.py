@@ -17,8 +17,8 @@ class Batching(Enum):
     """
 
     CAT = "cat"
-    """Tensors are concatenated along dimension 0. Of several with a rule, the first (positional ones,
-    then by name) says how many rows the batch has; others may have a multiple of them."""
+    """Tensors are concatenated along dimension 0. Of several with a rule, the first (positional
+    ones, then by name) says how many rows the batch has; others may have a multiple of them."""
     SHARED = "shared"
     """Tensors must have equal contents; the caller does not change them in place afterwards, so
     they are compared once only."""
