@@ -9,45 +9,19 @@ equal shapes run together. Any other class without rules runs one call at a time
 import logging
 from collections.abc import Mapping
 from importlib import import_module
-from operator import attrgetter
 
-from diffusers.models.autoencoders.autoencoder_oobleck import OobleckDiagonalGaussianDistribution
-from diffusers.models.autoencoders.vae import (
-    DiagonalGaussianDistribution,
-    IdentityDistribution,
-)
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from vllm_omni.diffusion.rules import CallRules, Packing
+from vllm_omni.diffusion.programs.diffusers.rules.common import ALONE, ENCODER, INLINE, VAE
+from vllm_omni.diffusion.rules import CallRules
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = ("audio", "flux", "image", "video")
+FAMILIES = ("audio", "encoders", "flux", "image", "video")
 """Modules of this package."""
 
 Rules = Mapping[str, Mapping[str, CallRules]]
-
-ALONE = CallRules(max_batch=1)
-
-INLINE = CallRules(inline=True)
-"""Of a language model's loop over tokens: it samples, and keeps positions on the model."""
-
-ENCODER = CallRules(dropped_outputs=frozenset({"past_key_values"}))
-"""Of a text or image encoder: who has passed no key-value cache in does not want one either."""
-
-DISTRIBUTIONS = (
-    DiagonalGaussianDistribution,
-    IdentityDistribution,
-    OobleckDiagonalGaussianDistribution,
-)
-VAE: Mapping[str, CallRules] = {
-    "encode": CallRules(
-        packings={cls: Packing(attrgetter("parameters"), cls) for cls in DISTRIBUTIONS}
-    ),
-    "decode": CallRules(),
-}
-"""What an encoder makes is a distribution of latents, which its caller draws from."""
 
 
 def methods_of(module: nn.Module) -> Mapping[str, CallRules]:

@@ -4,6 +4,7 @@
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from vllm_omni.diffusion.programs.diffusers.rules.common import DETERMINISTIC_VAE
 from vllm_omni.diffusion.rules import Along, Batching, CallRules, Equal, Mask, Ragged
 
 PLAIN = CallRules()
@@ -62,4 +63,6 @@ RULES = {
     "SanaTransformer2DModel": {"forward": PLAIN},
     "PixArtTransformer2DModel": {"forward": PLAIN},
     "AuraFlowTransformer2DModel": {"forward": PLAIN},
+    "AutoencoderKL": DETERMINISTIC_VAE,
+    "AutoencoderKLFlux2": DETERMINISTIC_VAE,
 }
