@@ -127,7 +127,7 @@ async def _invalid_body(request: Request, error: RequestValidationError) -> JSON
     if _param(details[0]) is None:
         message = "The body must be a JSON object."
         return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
-    lines = list(dict.fromkeys(f"{_param(e)}: {e['msg']}" for e in details))
+    lines = list(dict.fromkeys(map(_line, details)))
     message = "; ".join(lines[:_MAX_ERRORS])
     if len(lines) > _MAX_ERRORS:
         message += f"; and {len(lines) - _MAX_ERRORS} more"
@@ -151,11 +151,21 @@ def _is_class(part: str | int) -> bool:
     return isinstance(part, str) and part[:1].isupper()
 
 
+def _line(detail: dict[str, Any]) -> str:
+    """What one error of pydantic's says, and of which field."""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, OmniClientError):
+        return cause.message
+    return f"{_param(detail)}: {detail['msg']}"
+
+
 def _param(detail: dict[str, Any]) -> str | None:
     """The field of one error of pydantic's, in dotted notation, without names of classes."""
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, VLLMValidationError):
         return cause.parameter
+    if isinstance(cause, OmniClientError):
+        return cause.param
     loc = tuple(part for part in detail["loc"] if not _is_class(part))
     return clean_loc_for_param(loc).removeprefix("body").removeprefix(".") or None
 
