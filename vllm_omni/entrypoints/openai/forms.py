@@ -89,7 +89,7 @@ def _sorted(
         name = part.removesuffix("[]")
         if isinstance(value, UploadFile):
             if name not in files:
-                raise OmniClientError(f"{name[:80]}: should be no file", param=name[:80])
+                raise OmniClientError(f"{name[:80]}: no file is taken here", param=name[:80])
             uploads.setdefault(name, []).append(value)
         elif name in files and name not in lists:
             raise OmniClientError(f"{name}: should be a file with a file name", param=name)
@@ -115,3 +115,29 @@ def _validated(model: type[M], texts: dict[str, Any]) -> M:
     except ValidationError as error:
         details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(details) from None
+
+
+def form_schema(
+    model: type[BaseModel],
+    files: Collection[str],
+    *,
+    objects: Collection[str] = (),
+    lists: Collection[str] = (),
+) -> dict[str, Any]:
+    """What `openapi_extra` of a route says about its form.
+
+    Args:
+        model: What its fields are.
+        files: Parts that are files.
+        objects: Fields that hold JSON.
+        lists: Files that may come more than once.
+    """
+    schema = model.model_json_schema()
+    schema.pop("$defs", None)  # only objects refer to them
+    file = {"type": "string", "format": "binary"}
+    for name in objects:
+        what = schema["properties"][name].get("description", "")
+        schema["properties"][name] = {"type": "string", "description": f"{what} (JSON)".strip()}
+    for name in files:
+        schema["properties"][name] = {"type": "array", "items": file} if name in lists else file
+    return {"requestBody": {"required": True, "content": {FORM_TYPES[0]: {"schema": schema}}}}

@@ -16,6 +16,7 @@ import pybase64
 from PIL import Image
 from starlette.datastructures import UploadFile
 
+from vllm_omni.entrypoints.openai.large_bodies import payload_of
 from vllm_omni.entrypoints.openai.media_budget import current_budget
 from vllm_omni.entrypoints.openai.media_checks import media_limits
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings, GuardedConnection
@@ -172,8 +173,11 @@ async def _from_data_url(url: str, kind: str, param: str) -> bytes:
         )
     if not comma or not head.lower().endswith(";base64"):
         raise InvalidInputReferenceError(param, f"{kind} data is not valid base64.")
+    whole = payload_of(url)  # of a large body it was cut out
     try:
-        return await asyncio.to_thread(pybase64.b64decode, payload, validate=True)
+        return await asyncio.to_thread(
+            pybase64.b64decode, payload if whole is None else whole, validate=True
+        )
     except ValueError:
         raise InvalidInputReferenceError(param, f"{kind} data is not valid base64.") from None
 

@@ -29,6 +29,12 @@ MAX_FPS = 120.0
 MAX_REFERENCES = 16
 POLL_AFTER_MS = 1000
 
+NOT_HERE = (
+    *("enable_frame_interpolation", "control_type", "start_time_seconds", "sound_duration"),
+    *("timeline_guides", "source_video", "source_audio", "video_noise_mask", "audio_noise_mask"),
+)
+"""Fields of vLLM-Omni's that no pipeline here has a use for."""
+
 Url = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -90,9 +96,14 @@ class VideoGenerationRequest(DiffusionRequest):
         default=None, description="A sound to speak or move to, by URL; beside a picture or video."
     )
     generate_sound: bool | None = Field(default=None, description="With sound, if the model can.")
-    sound_duration: float | None = Field(
-        default=None, gt=0, le=MAX_SECONDS, description="Length of that sound in seconds."
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_it_would_ignore(cls, data: Any) -> Any:
+        for name in NOT_HERE:
+            if isinstance(data, dict) and str(data.get(name, "")).lower() not in ("", "false", "0"):
+                raise at_fault(name, "is not supported")
+        return data
 
     @field_validator("size")
     @classmethod

@@ -11,11 +11,13 @@ from vllm.logger import init_logger
 
 from vllm_omni.entrypoints.openai.videos.job import JobError, VideoJob
 from vllm_omni.entrypoints.openai.videos.store import JobNotFoundError, VideoStore
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import OmniError, OverloadedError
 
 logger = init_logger(__name__)
 
 SWEEP_EVERY_S = 30.0
+MAX_UNFINISHED = 256
+"""Jobs that wait or run, with the media that they brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class VideoJobs:
         Raises:
             OverloadedError: There are too many.
         """
+        if len(self._tasks) >= MAX_UNFINISHED:
+            raise OverloadedError("too many videos are being made; try again later")
         job = self._store.add(owner, model, prompt, **facts)
         task = asyncio.create_task(self._run(job.id, work), name=job.id)
         self._tasks[job.id] = task
