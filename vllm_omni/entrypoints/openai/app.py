@@ -128,10 +128,10 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
 @asynccontextmanager
 async def _generation_lifespan(app: FastAPI) -> AsyncIterator[None]:
     """vLLM's, and the end of what runs in the background."""
-    async with lifespan(app):
+    async with lifespan(app):  # which deletes the application's state
         yield
-    if app.state.omni_generation.modality == "video":
-        await app.state.omni_video_jobs.close()
+        if app.state.omni_generation.modality == "video":
+            await app.state.omni_video_jobs.close()
 
 
 GENERATION_ROUTERS = (

@@ -167,7 +167,10 @@ def _param(detail: dict[str, Any]) -> str | None:
     if isinstance(cause, OmniClientError):
         return cause.param
     loc = tuple(part for part in detail["loc"] if not _is_class(part))
-    return clean_loc_for_param(loc).removeprefix("body").removeprefix(".") or None
+    param = clean_loc_for_param(loc)
+    for place in ("body", "query", "path"):
+        param = param.removeprefix(place).removeprefix(".")
+    return param or None
 
 
 async def _invalid_part(request: Request, error: ValidationError) -> JSONResponse:

@@ -15,6 +15,7 @@ import numpy as np
 import pybase64
 from PIL import Image
 from starlette.datastructures import UploadFile
+from vllm import envs
 
 from vllm_omni.entrypoints.openai.large_bodies import payload_of
 from vllm_omni.entrypoints.openai.media_budget import current_budget
@@ -150,7 +151,11 @@ async def read_url(url: str, kind: str, param: str, settings: FetchSettings) -> 
     elif scheme in ("http", "https"):
         connection = GuardedConnection(settings, current_budget())
         try:
-            data = await connection.async_get_bytes(url, timeout=FETCH_TIMEOUT_S)
+            data = await connection.async_get_bytes(
+                url,
+                timeout=FETCH_TIMEOUT_S,
+                allow_redirects=envs.VLLM_MEDIA_URL_ALLOW_REDIRECTS,
+            )
         except (OSError, aiohttp.ClientError, ValueError) as error:
             if isinstance(error, OmniClientError):
                 raise
