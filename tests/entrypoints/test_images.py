@@ -29,6 +29,7 @@ from tests.entrypoints.generation import (
     generation_server,
     png,
 )
+from tests.entrypoints.generation_fuzz import fuzz
 
 pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.diffusion]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "online_serving"
@@ -250,6 +251,11 @@ def test_no_key_no_picture(server: GenerationServer, path: str) -> None:
     for key in (None, "wrong"):
         assert server.request("POST", f"/v1/{path}", key, json={}).status_code == 401
     assert server.request("GET", "/v1/models", OTHER_KEY).status_code == 200
+
+
+def test_whatever_comes_is_no_fault_of_the_server(server: GenerationServer) -> None:
+    assert fuzz(server, ("/v1/images", "/v1/chat")) == []
+    assert server.request("POST", "/v1/images/generations", json=generation_body()).is_success
 
 
 def test_the_example(server: GenerationServer, tmp_path: Path) -> None:

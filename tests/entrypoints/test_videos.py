@@ -27,6 +27,7 @@ from tests.entrypoints.generation import (
     generation_server,
     png,
 )
+from tests.entrypoints.generation_fuzz import fuzz
 from vllm_omni.media.audio_encode import encode
 from vllm_omni.media.decode import check_video
 from vllm_omni.testing.media import sound
@@ -218,6 +219,13 @@ def test_what_the_model_refuses(server: GenerationServer, fields, param: str) ->
     assert (video["error"]["code"], video["error"]["param"]) == ("400", param)
     assert video["error"]["message"] == message
     assert server.request("DELETE", f"/v1/videos/{video['id']}").status_code == 200
+
+
+def test_whatever_comes_is_no_fault_of_the_server(server: GenerationServer, client) -> None:
+    assert fuzz(server, ("/v1/videos",)) == []
+    for video in list(client.videos.list(limit=100)):
+        client.videos.delete(video.id)
+    assert server.request("POST", "/v1/videos/sync", data=SHORT).is_success
 
 
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs curl and jq")
