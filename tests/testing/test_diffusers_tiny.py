@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny diffusers checkpoints are complete, and their prompts, images and sizes matter (A-40)."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import diffusers
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from vllm_omni.testing.diffusers_tiny import FAMILIES, Example, build, recipe
+from vllm_omni.testing.diffusers_tiny.media import AudioExample, VideoExample
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
 
@@ -26,8 +28,14 @@ def cases() -> list[object]:
     found = []
     for family in FAMILIES:
         for example in recipe(family).examples:
-            marks = [pytest.mark.full_model] if example.heavy else []
-            found.append(pytest.param(family, example, id=example.pipeline, marks=marks))
+            # Those of videos and sounds are loaded and asked by the tests of their parity, too.
+            heavy = example.heavy or isinstance(example, VideoExample | AudioExample)
+            marks = [pytest.mark.full_model] if heavy else []
+            if missing := [name for name in example.needs if find_spec(name) is None]:
+                marks.append(pytest.mark.skip(reason=f"diffusers needs {', '.join(missing)}"))
+            found.append(
+                pytest.param(family, example, id=f"{family}-{example.pipeline}", marks=marks)
+            )
     return found
 
 

@@ -19,6 +19,32 @@ from vllm_omni.testing.diffusers_tiny.recipe import Example, Recipe
 __all__ = ["FAMILIES", "Example", "Recipe", "build", "recipe"]
 
 MODULES: dict[str, tuple[str, ...]] = {
+    "audio": ("stable_audio", "stable_audio_3", "ace_step", "longcat_audio", "audioldm2"),
+    "video_wan": (
+        "wan21_t2v",
+        "wan21_i2v",
+        "wan21_flf2v",
+        "wan21_vace",
+        "wan22_t2v",
+        "wan22_i2v",
+        "wan22_ti2v",
+        "wan22_animate",
+    ),
+    "video_ltx": ("ltx", "ltx_095", "ltx2"),
+    "video_hunyuan": ("hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v"),
+    "video_cosmos": ("cosmos1_t2w", "cosmos1_v2w", "cosmos2_t2i", "cosmos2_v2w", "cosmos25"),
+    "video_more": (
+        "cogvideox",
+        "cogvideox_i2v",
+        "helios",
+        "kandinsky5",
+        "kandinsky5_i2v",
+        "mochi",
+        "sana_video",
+        "sana_video_i2v",
+        "skyreels_v2",
+        "skyreels_v2_df",
+    ),
     "stable_diffusion": ("sd15", "sdxl", "sd3"),
     "flux": ("flux", "flux_fill", "flux2", "flux2_klein", "chroma"),
     "qwen_image": ("qwen_image", "qwen_image_edit", "qwen_image_layered"),
@@ -84,6 +110,8 @@ def _write(made: Recipe, staging: Path, seed: int) -> None:
     for component in pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             randomize(component, generator)
+    with torch.no_grad():
+        made.tune(pipeline)
     pipeline.save_pretrained(staging)
 
 

@@ -32,6 +32,7 @@ class Example:
         fixed: Further arguments, always the same.
         heavy: The smallest request takes seconds: the pipeline chooses the size itself.
         output: The field of the pipeline's output with the result.
+        needs: Packages without which diffusers cannot run the pipeline.
     """
 
     pipeline: str
@@ -46,6 +47,7 @@ class Example:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     heavy: bool = False
     output: str = "images"
+    needs: tuple[str, ...] = ()
 
     def arguments(
         self,
@@ -91,10 +93,12 @@ class Recipe:
         make: Builds the pipeline in memory, with weights that `weights.randomize` then redraws.
         examples: A request for each pipeline class that the checkpoint serves; the first is the
             class in `model_index.json`.
+        tune: What is done to the redrawn weights, without gradients.
     """
 
     make: Callable[[], "DiffusionPipeline"]
     examples: tuple[Example, ...]
+    tune: Callable[[Any], None] = lambda pipeline: None
 
 
 def picture(height: int, width: int, seed: int, mode: str = "RGB") -> Image.Image:

@@ -28,8 +28,8 @@ BIAS_SPREAD = 0.05
 def randomize(module: nn.Module, generator: torch.Generator) -> None:
     """Redraw every parameter in place.
 
-    Weights get std ``1 / sqrt(fan_in)``, embeddings and free-standing tables std 1, scales of norms
-    ``1 + 0.1 n``, other vectors ``0.05 n``.
+    Weights get std ``1 / sqrt(fan_in)``, embeddings and free-standing rows std 1, scales of norms
+    ``1 + 0.1 n``, other vectors ``0.05 n``; single numbers stay near where they start.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     transposed = {
@@ -40,7 +40,7 @@ def randomize(module: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         kind = name.rpartition(".")[2]
-        if id(parameter) in tables:
+        if id(parameter) in tables or _is_row(parameter):
             parameter.copy_(noise)
         elif id(parameter) in transposed:
             fan_in = parameter.shape[0] * math.prod(parameter.shape[2:]) / transposed[id(parameter)]
@@ -49,7 +49,14 @@ def randomize(module: nn.Module, generator: torch.Generator) -> None:
             fan_in = math.prod(parameter.shape[1:])
             gain = next((factor for key, factor in GAINS.items() if key in name), 1.0)
             parameter.copy_(noise * (gain / math.sqrt(fan_in)))
-        elif kind in ("weight", "gamma", "scale"):
+        elif parameter.numel() == 1:
+            parameter.mul_(1 + NORM_SPREAD * noise).add_(BIAS_SPREAD)
+        elif kind in ("weight", "gamma", "scale", "weight_g", "original0"):
             parameter.copy_(1 + NORM_SPREAD * noise)
         else:
             parameter.copy_(BIAS_SPREAD * noise)
+
+
+def _is_row(parameter: nn.Parameter) -> bool:
+    """A token of its own, as [1, 1, width]."""
+    return parameter.ndim == 3 and parameter.shape[-1] == parameter.numel()
