@@ -16,6 +16,8 @@ from PIL import Image
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
 from vllm_omni.entrypoints.openai.forms import read_form
+from vllm_omni.entrypoints.openai.generation.films import FILES, OBJECTS, read_media
+from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
 from vllm_omni.entrypoints.openai.protocol.audio_generate import AudioGenerateRequest
 from vllm_omni.entrypoints.openai.protocol.images import ImageEditRequest, ImageGenerationRequest
@@ -35,11 +37,16 @@ def picture(size: tuple[int, int] = (32, 24), mode: str = "RGB", format: str = "
     return file.getvalue()
 
 
+PNG = ("a.png", picture(), "image/png")
+
+
 def application() -> FastAPI:
     """The routes' front halves: everything before the engine."""
     app = FastAPI()
     install_error_handlers(app)
     references = References(FetchSettings(AddressPolicy()), MAX_PIXELS)
+    engine: Any = None  # nothing gets so far
+    generation = Generation(engine, (), references, MAX_PIXELS)
 
     @app.post("/images")
     async def images(body: ImageGenerationRequest) -> dict[str, Any]:
@@ -76,21 +83,15 @@ def application() -> FastAPI:
         async with read_form(
             request,
             VideoGenerationRequest,
-            files=("input_reference",),
-            objects=("image_reference", "video_reference", "audio_reference", "extra_params"),
+            files=FILES,
+            objects=OBJECTS,
             max_field_bytes=1 << 20,
         ) as form:
             fields = form.fields
             found: dict[str, Any] = {"body": fields.model_dump(), "frames": fields.frames(16)}
             found["dimensions"] = fields.dimensions()
-            if fields.audio_reference is not None:
-                url = fields.audio_reference.audio_url
-                samples, rate = await references.audio(url, "audio_reference")
-                found["audio"] = [len(samples), rate]
-            if fields.video_reference is not None:
-                url = fields.video_reference.video_url
-                video = await references.video(url, "video_reference", 3)
-                found["video"] = video.frames.shape
+            media = await read_media(generation, form)
+            found["media"] = {name: described(value) for name, value in media.items()}
             return found
 
     return app
@@ -101,6 +102,18 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(application(), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as it:
         yield it
+
+
+def described(medium: Any) -> Any:
+    """Size of a picture, shape of a video, samples and rate of a sound."""
+    match medium:
+        case Image.Image():
+            return medium.size
+        case np.ndarray():
+            return medium.shape
+        case (np.ndarray() as samples, int(rate)):
+            return len(samples), rate
+    return [described(each) for each in medium]
 
 
 def assert_blames(reply: httpx.Response, param: str | None, status: int = 400) -> str:
@@ -250,8 +263,53 @@ async def test_a_sound_comes_by_data_url_beside_a_video(client) -> None:
         ),
     }
     reply = (await client.post("/videos", data=fields)).json()
-    assert reply["audio"] == [8000, 16_000]
-    assert reply["video"] == [3, 16, 16, 3]
+    assert reply["media"] == {"audio": [8000, 16_000], "video": [5, 16, 16, 3]}
+
+
+@pytest.mark.parametrize(
+    ("count", "media"),
+    [
+        (1, {"image": [32, 24]}),
+        (2, {"image": [32, 24], "last_image": [32, 24]}),
+        (3, {"reference_images": [[32, 24]] * 3}),
+    ],
+)
+@pytest.mark.parametrize("by", ["file", "url"])
+async def test_one_two_and_many_pictures(client, by: str, count: int, media) -> None:
+    if by == "file":
+        files = [("input_reference", PNG)] * count
+        reply = await client.post("/videos", data={"prompt": "a cat"}, files=files)
+    else:
+        urls = [{"image_url": data_url(picture(), "image/png")}] * count
+        fields = {"prompt": "a cat", "image_reference": json.dumps(urls if count > 1 else urls[0])}
+        reply = await client.post("/videos", data=fields)
+    assert reply.json()["media"] == media
+
+
+async def test_an_uploaded_video(client) -> None:
+    film = ("a.mp4", encode_video(np.zeros((2, 16, 16, 3), np.uint8), 8), "video/mp4")
+    reply = await client.post("/videos", data={"prompt": "a cat"}, files={"input_reference": film})
+    assert reply.json()["media"] == {"video": [2, 16, 16, 3]}
+    wrong = ("a.mp4", picture(), "video/mp4")
+    reply = await client.post("/videos", data={"prompt": "a cat"}, files={"input_reference": wrong})
+    assert_blames(reply, "input_reference")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"image_reference": "[]"}, "image_reference"),
+        ({"image_reference": '{"file_id": "file-1"}'}, "image_reference.0.image_url"),
+        ({"image_reference": '{"image_url": "ftp://x"}'}, "image_reference"),
+        ({"enable_frame_interpolation": "true"}, "enable_frame_interpolation"),
+        (
+            {"image_reference": '{"image_url": "x"}', "video_reference": '{"video_url": "x"}'},
+            "video_reference",
+        ),
+    ],
+)
+async def test_references_that_are_none(client, fields, param: str) -> None:
+    assert_blames(await client.post("/videos", data={"prompt": "a cat", **fields}), param)
 
 
 @pytest.mark.parametrize(
@@ -274,9 +332,6 @@ async def test_sounds_that_cannot_be_had(client, url: str, reason: str) -> None:
     """Row A-41."""
     fields = {"prompt": "a cat", "audio_reference": json.dumps({"audio_url": url})}
     assert reason in assert_blames(await client.post("/videos", data=fields), "audio_reference")
-
-
-PNG = ("a.png", picture(), "image/png")
 
 
 @pytest.mark.parametrize("part", ["image", "image[]"])

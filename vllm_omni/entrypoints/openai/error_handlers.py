@@ -6,6 +6,7 @@ errors, a short message for an invalid body, the router's 404 and 405, and a `pa
 names the field in the message only. What nobody foresaw is a 500 without internals.
 """
 
+import json
 from http import HTTPStatus
 from typing import Any
 
@@ -65,6 +66,23 @@ def omni_error_body(error: OmniError) -> dict[str, Any]:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         error_type = "InternalServerError"
     return error_body(sanitize_message(str(error)), status, error_type)
+
+
+def error_event(error: Exception, request_id: str) -> str:
+    """How a stream of events that has begun says that it failed: OpenAI's error, then the end.
+
+    Args:
+        error: What nobody foresaw is told without internals; the log has them.
+        request_id: Of the request.
+    """
+    if isinstance(error, OmniError):
+        logger.info("%s: %s", request_id, error)
+        body = omni_error_body(error)
+    else:
+        logger.error("%s failed", request_id, exc_info=error)
+        message = f"Internal server error (request {request_id}). The server's log has the details."
+        body = error_body(message, 500, "InternalServerError")
+    return f"event: error\ndata: {json.dumps(body)}\n\ndata: [DONE]\n\n"
 
 
 def field_named_in(message: str) -> str | None:

@@ -161,9 +161,7 @@ async def read_media(generation: Generation, form: Form[VideoGenerationRequest])
     elif uploads:
         media |= await _pictures(generation, uploads, "input_reference")
     elif body.image_reference is not None:
-        listed = body.image_reference
-        references = listed if isinstance(listed, list) else [listed]
-        urls = [each.image_url for each in references]
+        urls = [each.image_url for each in body.image_reference]
         media |= await _pictures(generation, urls, "image_reference")
     return media
 

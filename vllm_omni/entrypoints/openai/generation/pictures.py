@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pybase64
 from PIL import Image
-from vllm.logger import init_logger
 
-from vllm_omni.entrypoints.openai.error_handlers import omni_error_body
+from vllm_omni.entrypoints.openai.error_handlers import error_event
 from vllm_omni.entrypoints.openai.generation.fields import sampling_params
 from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.protocol.images import (
@@ -23,11 +22,8 @@ from vllm_omni.entrypoints.openai.protocol.images import (
     ImageResponse,
     ImageUsage,
 )
-from vllm_omni.errors import OmniError
 from vllm_omni.media.image_encode import CONTENT_TYPES, encode_image
 from vllm_omni.outputs import OmniRequestOutput
-
-logger = init_logger(__name__)
 
 Event = tuple[str, dict[str, Any]]
 
@@ -79,10 +75,8 @@ class Painting:
             async with aclosing(self._pieces()) as pieces:
                 async for name, fields in pieces:
                     yield _event(f"{self.kind}.{name}", fields)
-        except OmniError as error:
-            logger.info("%s: %s", self.request_id, error)
-            yield f"event: error\ndata: {json.dumps(omni_error_body(error))}\n\n"
-            yield "data: [DONE]\n\n"
+        except Exception as error:  # the client is told, instead of a cut connection
+            yield error_event(error, self.request_id)
 
     async def _pieces(self) -> AsyncGenerator[Event, None]:
         previews = done = 0

@@ -86,8 +86,11 @@ class VideoGenerationRequest(DiffusionRequest):
     quality: int | None = Field(
         default=None, ge=0, le=10, description="Of the MP4: 0 smallest, 10 best."
     )
-    image_reference: UrlImageReference | list[UrlImageReference] | None = Field(
-        default=None, description="Pictures to begin with, by URL."
+    image_reference: list[UrlImageReference] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_REFERENCES,
+        description="Pictures to begin with, by URL; one need not be a list.",
     )
     video_reference: UrlVideoReference | None = Field(
         default=None, description="A video to begin with, by URL."
@@ -105,6 +108,11 @@ class VideoGenerationRequest(DiffusionRequest):
                 raise at_fault(name, "is not supported")
         return data
 
+    @field_validator("image_reference", mode="before")
+    @classmethod
+    def _as_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
     @field_validator("size")
     @classmethod
     def _check_size(cls, size: str | None) -> str | None:
@@ -118,8 +126,6 @@ class VideoGenerationRequest(DiffusionRequest):
         if (self.aspect_ratio is None) != (self.short_edge is None):
             missing = "aspect_ratio" if self.aspect_ratio is None else "short_edge"
             raise at_fault(missing, "should be given with the other of the two")
-        if isinstance(self.image_reference, list) and len(self.image_reference) > MAX_REFERENCES:
-            raise at_fault("image_reference", f"at most {MAX_REFERENCES} pictures")
         return self
 
     def dimensions(self) -> tuple[int, int] | None:

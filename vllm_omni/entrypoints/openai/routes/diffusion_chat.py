@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
-from vllm_omni.entrypoints.openai.error_handlers import omni_error_body
+from vllm_omni.entrypoints.openai.error_handlers import error_event
 from vllm_omni.entrypoints.openai.generation.disconnect import while_connected
 from vllm_omni.entrypoints.openai.generation.pictures import Painting
 from vllm_omni.entrypoints.openai.generation.service import (
@@ -23,7 +23,6 @@ from vllm_omni.entrypoints.openai.media_checks import PARAM
 from vllm_omni.entrypoints.openai.protocol.diffusion_chat import DiffusionChatRequest
 from vllm_omni.entrypoints.openai.protocol.images import ImageResponse
 from vllm_omni.entrypoints.openai.routes.errors import ERRORS
-from vllm_omni.errors import OmniError
 from vllm_omni.media.image_encode import CONTENT_TYPES
 
 router = APIRouter()
@@ -70,13 +69,13 @@ async def _events(painting: Painting, name: str) -> AsyncGenerator[str, None]:
     base = _base(painting, name, "chat.completion.chunk")
     try:
         whole = await painting.whole()
-    except OmniError as error:
-        yield f"data: {json.dumps(omni_error_body(error))}\n\n"
-    else:
-        deltas = ({"role": "assistant", "content": _parts(whole)}, None), ({}, "stop")
-        for delta, reason in deltas:
-            choice = {"index": 0, "delta": delta, "finish_reason": reason, "modality": "image"}
-            yield f"data: {json.dumps({**base, 'choices': [choice]})}\n\n"
+    except Exception as error:  # the client is told, instead of a cut connection
+        yield error_event(error, painting.request_id)
+        return
+    deltas = ({"role": "assistant", "content": _parts(whole)}, None), ({}, "stop")
+    for delta, reason in deltas:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "modality": "image"}
+        yield f"data: {json.dumps({**base, 'choices': [choice]})}\n\n"
     yield "data: [DONE]\n\n"
 
 
