@@ -16,7 +16,9 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect
 
+from vllm_omni.entrypoints.openai.generation.disconnect import ClientGoneError
 from vllm_omni.errors import OmniClientError
 
 M = TypeVar("M", bound=BaseModel)
@@ -60,6 +62,7 @@ async def read_form(
         max_field_bytes: Largest field that is no file (a data URL may be in it).
 
     Raises:
+        ClientGoneError: The client left.
         OmniClientError: It is no form, or a part is what it should not be; names the part.
         RequestValidationError: A field is wrong.
     """
@@ -70,14 +73,20 @@ async def read_form(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "UnsupportedMediaTypeError",
         )
-    async with request.form(
-        max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=max_field_bytes
-    ) as form:
+    try:
+        form = await request.form(
+            max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=max_field_bytes
+        )
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    try:
         texts, uploads = _sorted(form, files, lists)
         for name in objects:
             if name in texts:
                 texts[name] = _from_json(texts[name], name)
         yield Form(_validated(model, texts), uploads)
+    finally:
+        await form.close()
 
 
 def _sorted(

@@ -8,7 +8,7 @@ disk, so nothing of it is left behind (row A-42).
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -22,8 +22,10 @@ from vllm_omni.entrypoints.openai.media_budget import current_budget
 from vllm_omni.entrypoints.openai.media_checks import media_limits
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings, GuardedConnection
 from vllm_omni.errors import OmniClientError
-from vllm_omni.media.decode import Video, decode_audio, decode_image, decode_video
+from vllm_omni.media.decoders import decoders
+from vllm_omni.media.jobs import FilmJob, FramesJob, StillJob, TrackJob
 from vllm_omni.media.limits import MediaLimits
+from vllm_omni.media.pixels import rebuilt
 
 T = TypeVar("T")
 
@@ -63,7 +65,8 @@ class References:
             OmniClientError: There is none; names `param`.
         """
         data = await self._bytes(source, "image", param)
-        return await _decoded(decode_image, data, self._limits(), param)
+        job = StillJob(limits=self._limits(), param=param)
+        return await _blamed(param, _picture, job, data)
 
     async def mask(
         self, source: UploadFile | str, size: tuple[int, int], param: str
@@ -85,16 +88,14 @@ class References:
             )
         return await asyncio.to_thread(repainted, mask)
 
-    async def video(self, source: UploadFile | str, param: str, max_frames: int) -> Video:
-        """A video's frames (at most so many, evenly spread) and sound.
+    async def video(self, source: UploadFile | str, param: str, max_frames: int) -> np.ndarray:
+        """Frames of a video, uint8 [n, height, width, 3]: at most so many, evenly spread.
 
         Raises:
             OmniClientError: There is none; names `param`.
         """
         data = await self._bytes(source, "video", param)
-        return await asyncio.to_thread(
-            decode_video, data, self._limits(), max_frames=max_frames, param=param
-        )
+        return await _blamed(param, _frames, data, self._limits(), param, max_frames)
 
     async def audio(self, source: UploadFile | str, param: str) -> tuple[np.ndarray, int]:
         """A sound: mono float32 in [-1, 1], and its sample rate in Hz.
@@ -103,7 +104,10 @@ class References:
             OmniClientError: There is none; names `param`.
         """
         data = await self._bytes(source, "audio", param)
-        return await _decoded(decode_audio, data, self._limits(), param)
+        job = TrackJob(limits=self._limits(), param=param)
+        rate, samples = await _blamed(param, decoders().run, job, data)
+        assert samples is not None  # of a sound there are some
+        return samples, rate
 
     async def _bytes(self, source: UploadFile | str, kind: str, param: str) -> bytes:
         current_budget().take_item(param)
@@ -200,5 +204,27 @@ def _may_be(kind: str, media_type: str) -> bool:
     return media_type.partition("/")[0] in families
 
 
-async def _decoded(decode: Callable[..., T], data: bytes, limits: MediaLimits, param: str) -> T:
-    return await asyncio.to_thread(decode, data, limits, param=param)
+async def _blamed(param: str, decode: Callable[..., T], *args: Any) -> T:
+    """What `decode` makes, in a thread; its failure is the client's."""
+    try:
+        return await asyncio.to_thread(decode, *args)
+    except OmniClientError:
+        raise
+    except ValueError as error:  # what a library said
+        raise InvalidInputReferenceError(param, f"cannot be read: {error}") from error
+
+
+def _picture(job: StillJob, data: bytes) -> Image.Image:
+    about, pixels = decoders().run(job, data)
+    assert pixels is not None  # of a picture there are some
+    return rebuilt(about, pixels)
+
+
+def _frames(data: bytes, limits: MediaLimits, param: str, most: int) -> np.ndarray:
+    info, _ = decoders().run(FilmJob(limits=limits, param=param), data)
+    numbers = np.linspace(0, info.frames - 1, min(most, info.frames)).round().astype(int)
+    wanted = sorted(set(numbers.tolist()))
+    job = FramesJob(limits=limits, param=param, info=info, wanted=wanted)
+    _, frames = decoders().run(job, data)
+    assert frames is not None  # else it has raised
+    return frames

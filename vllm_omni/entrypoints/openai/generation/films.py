@@ -155,9 +155,9 @@ async def read_media(generation: Generation, form: Form[VideoGenerationRequest])
         media["audio"] = await read.audio(body.audio_reference.audio_url, "audio_reference")
     if body.video_reference is not None:
         url = body.video_reference.video_url
-        media |= {"video": await _frames(generation, url, "video_reference")}
+        media |= {"video": await read.video(url, "video_reference", MAX_INPUT_FRAMES)}
     elif len(uploads) == 1 and (uploads[0].content_type or "").startswith("video/"):
-        media |= {"video": await _frames(generation, uploads[0], "input_reference")}
+        media |= {"video": await read.video(uploads[0], "input_reference", MAX_INPUT_FRAMES)}
     elif uploads:
         media |= await _pictures(generation, uploads, "input_reference")
     elif body.image_reference is not None:
@@ -176,11 +176,6 @@ async def _pictures(
     if len(pictures) > 2:
         return {"reference_images": pictures}
     return dict(zip(("image", "last_image"), pictures, strict=False))
-
-
-async def _frames(generation: Generation, source: UploadFile | str, param: str) -> np.ndarray:
-    video = await generation.references.video(source, param, MAX_INPUT_FRAMES)
-    return video.frames
 
 
 def _sound(video: VideoOutput) -> np.ndarray | None:
