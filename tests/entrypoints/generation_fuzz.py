@@ -11,7 +11,7 @@ from schemathesis.generation import GenerationMode
 
 from tests.entrypoints.generation import KEY, MODEL, SIZE, GenerationServer
 
-CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "100"))
+CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "60"))
 """Of all routes of one server together; CI has few."""
 _BOUNDED = {"num_inference_steps": 1, "size": SIZE, "n": 1, "num_frames": 1, "fps": 8}
 _UNBOUNDED = ("width", "height", "seconds", "aspect_ratio", "short_edge")
@@ -50,10 +50,12 @@ def _fuzz(url: str, operation: Any, examples: int, failed: list[str]) -> None:
             reply = case.call(base_url=url, headers=_HEADERS, timeout=120)
         except (InvalidHeader, InvalidURL, UnicodeError):
             return  # no HTTP client can send that
+        if reply.status_code < 400:
+            return
         told = f"{operation.label}: {reply.status_code} {reply.text[:300]}"
         if reply.status_code >= 500:
             failed.append(f"{told} to {str(case.body)[:300]} {case.query}")
-        elif reply.status_code >= 400 and not reply.json()["error"]["message"]:
+        elif not reply.json()["error"]["message"]:
             failed.append(told)
 
     run()
