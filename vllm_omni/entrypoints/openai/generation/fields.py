@@ -18,7 +18,11 @@ _SAME = (
 _OF_THE_SERVER = ("flow_shift", "boundary_ratio")
 """Fields of vLLM-Omni that change how all requests are made, so they are flags here."""
 _NAMED = re.compile(r"`([\w.]+)`")
-_ENGINES_NAMES: Mapping[str, str] = {"extra_args": "extra_params", "num_outputs_per_prompt": "n"}
+_ENGINES_NAMES: Mapping[str, str] = {
+    "extra_args": "extra_params",
+    "num_outputs_per_prompt": "n",
+    "mask_image": "mask",
+}
 _PREFIXES = ("sampling_params.", "multi_modal_data.", "prompt.")
 
 
@@ -63,7 +67,9 @@ def in_fields_of(
     if named is None:
         return error
     field = _field(named, body, {**_ENGINES_NAMES, **(names or {})})
-    message = error.message.replace(f"`{named}`", f"`{field}`")
+    message = error.message
+    if field != "size":  # of which the engine has two
+        message = message.replace(f"`{named}`", f"`{field}`")
     if field.split(".")[0] not in message:
         message = f"{field}: {message}"
     return OmniClientError(
