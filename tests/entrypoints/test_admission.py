@@ -256,6 +256,29 @@ async def test_who_waits_is_not_read_and_who_finds_no_place_hears_when_to_come(e
     assert (it.running, it.waiting) == (0, 0)
 
 
+async def test_what_is_only_put_down_does_not_wait(echo: Echo) -> None:
+    """A video is asked for at once; it is the video that waits, in a place of its client's."""
+    it = admission(slots=1, most=4)
+    app = door(echo, it)
+    running = Client(app, "a")
+    videos = [Client(app, "b", "/v1/videos") for _ in range(3)]
+    await settle()
+    assert echo.inside == ["a", "b", "b"]
+    await finished(videos[2])
+    assert videos[2].status == 429
+    for client in (running, *videos[:2]):
+        client.body()
+    echo.go.set()
+    await finished(running, *videos[:2])
+    assert [client.status for client in videos[:2]] == [200, 200]
+    idle = Client(door(echo, admission(slots=1, most=1)), "c", "/v1/videos")
+    idle.body()
+    await finished(idle)
+    assert idle.status == 200, "on a server without waiting places too"
+    assert (it.running, it.waiting) == (0, 0)
+    assert it.check_room("a") is None
+
+
 async def test_who_leaves_while_waiting_gives_its_place_back(echo: Echo) -> None:
     it = admission(slots=1, most=2)
     app = door(echo, it)

@@ -27,6 +27,7 @@ _NOT_STAGE_KEYS = frozenset(
     {
         "async_chunk",
         "default_sampling_params",
+        "max_generated_image_size",
         "max_num_queued_reqs",
         "model",
         "served_model_name",

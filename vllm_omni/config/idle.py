@@ -111,7 +111,7 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "vae_fast_path": _flag("str", "Faster VAE decoding."),
     "vae_encode_fast_path": _flag("str", "`off`, `lossless` or `channels_last`."),
     "video_output_transport": _flag("str", "How videos leave the worker."),
-    "max_generated_image_size": _flag("int", "Most pixels of a generated image."),
+    "max_generated_image_size": _planned("int", "For one stage; the flag of this name works."),
     "diffusion_streaming_output": _flag("bool", "Send previews while denoising."),
     "streaming_output": _planned("bool", "Send output while a diffusion stage runs."),
     "no_guardrails": _flag("bool", "Turn the model's guardrails off."),

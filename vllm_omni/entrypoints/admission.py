@@ -202,11 +202,24 @@ class Admission:
         finally:
             self._extra -= Counter({client: places})
 
+    def take_place(self, client: str) -> Ticket:
+        """A waiting place for a request whose work will come in later, by itself.
+
+        Raises:
+            OverloadedError: There is none.
+        """
+        if self._running >= self._slots or self._queue:
+            self.check_room(client)
+        return self._place(client, self.deadline())
+
     def _enter_beside(self, outer: Ticket) -> Ticket:
         self.check_room(outer.client)
-        self._extra[outer.client] += 1
+        return self._place(outer.client, outer.deadline)
+
+    def _place(self, client: str, deadline: float) -> Ticket:
+        self._extra[client] += 1
         now = asyncio.get_running_loop().time()
-        return Ticket(self, outer.client, outer.deadline, now, turn=False)
+        return Ticket(self, client, deadline, now, turn=False)
 
     def check_room(self, client: str, places: int = 1) -> None:
         """See that a client may have further places.

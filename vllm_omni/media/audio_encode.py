@@ -59,6 +59,9 @@ class _Codec(NamedTuple):
 
 
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+AAC_RATES = (*_MPEG_RATES, 64000, 88200, 96000)
+"""Sample rates in Hz that the AAC encoder takes."""
+
 _CODECS = {
     "mp3": _Codec(
         "mp3", "libmp3lame", _MPEG_RATES, bit_rate=96_000, options=(("id3v2_version", "0"),)
@@ -73,7 +76,7 @@ _CODECS = {
         bits_per_sample=8,
         options=(("page_duration", "20000"),),
     ),
-    "aac": _Codec("adts", "aac", (*_MPEG_RATES, 64000, 88200, 96000), bit_rate=96_000),
+    "aac": _Codec("adts", "aac", AAC_RATES, bit_rate=96_000),
 }
 
 
@@ -92,7 +95,7 @@ def check_format(format: str, param: str = "audio.format") -> None:
 
 def to_int16(samples: np.ndarray) -> np.ndarray:
     """Signed 16-bit samples, of the same shape, of floating point ones in [-1, 1]."""
-    samples = _clean(samples)
+    samples = clean_samples(samples)
     return np.rint(samples * np.float32(32767)).astype("<i2")
 
 
@@ -114,10 +117,10 @@ def encode(samples: np.ndarray, rate: int, format: str, *, param: str = "audio.f
     samples = np.asarray(samples)
     if format in ("wav", "pcm", "pcm16"):
         data = to_int16(samples).tobytes()
-        header = _wav_header(rate, _channels(samples), len(data)) if format == "wav" else b""
+        header = _wav_header(rate, channels_of(samples), len(data)) if format == "wav" else b""
         return header + data
     sink = io.BytesIO()  # Seekable: the muxer puts the length into the header at the end.
-    stream = _EncodedStream(_CODECS[format], rate, _channels(samples), sink)
+    stream = _EncodedStream(_CODECS[format], rate, channels_of(samples), sink)
     stream.feed(samples)
     stream.close()
     return sink.getvalue()
@@ -159,7 +162,7 @@ class AudioStreamEncoder:
         if self._finished:
             raise RuntimeError("the audio stream is finished")
         samples = np.asarray(samples)
-        if _channels(samples) != self.channels:
+        if channels_of(samples) != self.channels:
             raise ValueError(
                 f"samples of shape {samples.shape} in a {self.channels}-channel stream"
             )
@@ -207,7 +210,7 @@ class _EncodedStream:
         # `bitexact` leaves out serial numbers and versions: the same sound, the same bytes.
         options = {"fflags": "+bitexact", "flush_packets": "1", **dict(codec.options)}
         self._container = av.open(sink, "w", format=codec.container, container_options=options)
-        stream = self._container.add_stream(codec.encoder, rate=_encoder_rate(codec.rates, rate))
+        stream = self._container.add_stream(codec.encoder, rate=encoder_rate(codec.rates, rate))
         stream.codec_context.layout = self._layout
         if self._lossless:
             stream.codec_context.format = "s16"
@@ -234,7 +237,7 @@ class _EncodedStream:
 
     def _frame(self, samples: np.ndarray) -> av.AudioFrame:
         # Interleaved: one row of n * channels. Lossless: rounded here, as in WAV.
-        converted = to_int16(samples) if self._lossless else _clean(samples)
+        converted = to_int16(samples) if self._lossless else clean_samples(samples)
         row = np.ascontiguousarray(converted).reshape(1, -1)
         return av.AudioFrame.from_ndarray(
             row, format="s16" if self._lossless else "flt", layout=self._layout
@@ -245,7 +248,7 @@ class _EncodedStream:
             self._container.mux(packet)
 
 
-def _clean(samples: np.ndarray) -> np.ndarray:
+def clean_samples(samples: np.ndarray) -> np.ndarray:
     """Float32 samples within [-1, 1]."""
     if not np.issubdtype(samples.dtype, np.floating):
         raise TypeError(f"samples are floating point in [-1, 1], not {samples.dtype}")
@@ -253,13 +256,14 @@ def _clean(samples: np.ndarray) -> np.ndarray:
     return np.clip(samples, -1.0, 1.0, out=samples)
 
 
-def _channels(samples: np.ndarray) -> int:
+def channels_of(samples: np.ndarray) -> int:
+    """Channels of ``[n]`` or ``[n, channels]``."""
     if samples.ndim not in (1, 2):
         raise ValueError(f"samples are [n] or [n, channels], not {list(samples.shape)}")
     return 1 if samples.ndim == 1 else samples.shape[1]
 
 
-def _encoder_rate(known: tuple[int, ...], rate: int) -> int:
+def encoder_rate(known: tuple[int, ...], rate: int) -> int:
     """The lowest known rate that keeps all of the sound, else the highest known."""
     if not known:
         return rate

@@ -18,6 +18,7 @@ from vllm_omni.media.decode import (
     check_video,
     decode_audio,
     decode_frames,
+    decode_image,
 )
 from vllm_omni.media.hearing import as_heard
 from vllm_omni.media.limits import MediaLimits
@@ -64,6 +65,29 @@ class SoundJob(_Job, tag=True):
         samples, rate = decode_audio(data, self.limits, param=self.param)
         heard, rate = as_heard(samples, rate, param=self.param)
         return rate, heard
+
+
+class TrackJob(_Job, tag=True):
+    """The sound at its own rate, mono; that rate, Hz."""
+
+    kind = "audio"
+    about = int
+
+    def run(self, data: bytes) -> Output:
+        """See `Job`."""
+        samples, rate = decode_audio(data, self.limits, param=self.param)
+        return rate, samples
+
+
+class StillJob(_Job, tag=True):
+    """The picture, upright, in its own mode."""
+
+    kind = "image"
+    about = Picture
+
+    def run(self, data: bytes) -> Output:
+        """See `Job`."""
+        return flattened(decode_image(data, self.limits, param=self.param))
 
 
 class PictureJob(_Job, tag=True):
@@ -164,7 +188,7 @@ class FrameListJob(_Job, tag=True):
                 raise too_much("decoded video", "bytes", size, limit, self.param)
 
 
-AnyJob = SoundJob | PictureJob | FilmJob | FramesJob | FrameListJob
+AnyJob = SoundJob | TrackJob | StillJob | PictureJob | FilmJob | FramesJob | FrameListJob
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

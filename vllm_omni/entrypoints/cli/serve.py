@@ -24,10 +24,12 @@ from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.cli.types import EXIT_START, fail
 from vllm_omni.entrypoints.http_server import ServerDiedError, serve_http
 from vllm_omni.entrypoints.openai.app import build_omni_app
+from vllm_omni.entrypoints.openai.generation.service import DEFAULT_MAX_IMAGE_PIXELS
 from vllm_omni.entrypoints.openai.media import use_omni_media_connector
 from vllm_omni.entrypoints.openai.media_budget import DEFAULT_MAX_MEDIA
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
 from vllm_omni.entrypoints.openai.realtime.limits import add_realtime_args
+from vllm_omni.entrypoints.openai.videos.storage import add_video_storage_args
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.logs import log_as_vllm
@@ -114,6 +116,14 @@ def add_frontend_args(parser: argparse.ArgumentParser) -> None:
         help="Networks that media URLs may lead to although they are not public: 10.1.0.0/16. "
         "Hosts of --allowed-media-domains may have private addresses anyway.",
     )
+    group.add_argument(
+        "--max-generated-image-size",
+        type=positive_int,
+        default=DEFAULT_MAX_IMAGE_PIXELS,
+        metavar="PIXELS",
+        help="Most pixels of a picture, or of a frame, that a request may ask for or bring.",
+    )
+    add_video_storage_args(group)
     group.add_argument(
         "--open-metrics",
         action="store_true",

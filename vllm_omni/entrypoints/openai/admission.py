@@ -34,6 +34,9 @@ WORK = (
 """Paths whose POST requests wait; all others are about the server itself."""
 ADMINISTRATION = ("/cancel", "/load_lora_adapter", "/unload_lora_adapter")
 """Ends of paths under `WORK` that must get through whatever the load."""
+BACKGROUND = ("/v1/videos",)
+"""Paths under `WORK` whose POST only says what to do: the work waits for its turn by itself, and
+the request takes a waiting place while its body is read."""
 SLOWEST_BODY = 64 * 1024
 """Bytes per second that a body may come at, on average."""
 
@@ -73,7 +76,10 @@ class AdmissionMiddleware:
             return
         exchange = _Exchange(receive, send, self._admission)
         try:
-            ticket = await self._let_in(client, exchange)
+            if _path(scope) in BACKGROUND:
+                ticket = self._admission.take_place(client)
+            else:
+                ticket = await self._let_in(client, exchange)
         except OmniError as error:
             response = JSONResponse(omni_error_body(error), http_status(error))
             await response(scope, receive, exchange.send)
@@ -207,5 +213,9 @@ def client_of(scope: Scope, keyed: bool) -> str:
 def _is_work(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST":
         return False
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = _path(scope)
     return path.startswith(WORK) and not path.endswith(ADMINISTRATION)
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))

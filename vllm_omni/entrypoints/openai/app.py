@@ -7,7 +7,8 @@ our routes need is in `app.state` under names starting with `omni_`.
 """
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -39,18 +40,29 @@ from vllm_omni.entrypoints.openai.access import (
 )
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
+from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.headers import SecurityHeadersMiddleware
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
 from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
 from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
-from vllm_omni.entrypoints.openai.routes import chat, realtime, server
+from vllm_omni.entrypoints.openai.routes import (
+    audio_generate,
+    chat,
+    diffusion_chat,
+    images,
+    realtime,
+    server,
+    videos,
+)
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 from vllm_omni.entrypoints.openai.serving_speech_to_text import (
     OmniServingTranscription,
     OmniServingTranslation,
 )
+from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
+from vllm_omni.entrypoints.openai.videos.storage import video_store
 
 logger = init_logger(__name__)
 
@@ -91,9 +103,9 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
     vLLM's has no routes for it, so this one has only ours and what is said about any server.
     """
     documented = {} if not args.disable_fastapi_docs else _UNDOCUMENTED
-    app = FastAPI(title="vLLM-Omni", lifespan=lifespan, **documented)
+    app = FastAPI(title="vLLM-Omni", lifespan=_generation_lifespan, **documented)
     app.root_path = args.root_path
-    for router in (server.router, health.router):
+    for router in (*GENERATION_ROUTERS, server.router, health.router):
         app.include_router(router)
     attach_metrics(app)
     init_entrypoints_middleware(args, app, ())
@@ -107,8 +119,27 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
         BaseModelPath(name=name, model_path=args.model)
         for name in args.served_model_name or [args.model]
     ]
+    app.state.omni_generation = Generation.of(engine_client, app.state.omni_models, args)
+    if app.state.omni_generation.modality == "video":
+        app.state.omni_video_jobs = VideoJobs(video_store(args))
     return app
 
+
+@asynccontextmanager
+async def _generation_lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """vLLM's, and the end of what runs in the background."""
+    async with lifespan(app):  # which deletes the application's state
+        yield
+        if app.state.omni_generation.modality == "video":
+            await app.state.omni_video_jobs.close()
+
+
+GENERATION_ROUTERS = (
+    images.router,
+    videos.router,
+    audio_generate.router,
+    diffusion_chat.router,
+)
 
 _UNDOCUMENTED: Mapping[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None}
 

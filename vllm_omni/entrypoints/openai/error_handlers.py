@@ -6,6 +6,7 @@ errors, a short message for an invalid body, the router's 404 and 405, and a `pa
 names the field in the message only. What nobody foresaw is a 500 without internals.
 """
 
+import json
 from http import HTTPStatus
 from typing import Any
 
@@ -65,6 +66,23 @@ def omni_error_body(error: OmniError) -> dict[str, Any]:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         error_type = "InternalServerError"
     return error_body(sanitize_message(str(error)), status, error_type)
+
+
+def error_event(error: Exception, request_id: str) -> str:
+    """How a stream of events that has begun says that it failed: OpenAI's error, then the end.
+
+    Args:
+        error: What nobody foresaw is told without internals; the log has them.
+        request_id: Of the request.
+    """
+    if isinstance(error, OmniError):
+        logger.info("%s: %s", request_id, error)
+        body = omni_error_body(error)
+    else:
+        logger.error("%s failed", request_id, exc_info=error)
+        message = f"Internal server error (request {request_id}). The server's log has the details."
+        body = error_body(message, 500, "InternalServerError")
+    return f"event: error\ndata: {json.dumps(body)}\n\ndata: [DONE]\n\n"
 
 
 def field_named_in(message: str) -> str | None:
@@ -127,7 +145,7 @@ async def _invalid_body(request: Request, error: RequestValidationError) -> JSON
     if _param(details[0]) is None:
         message = "The body must be a JSON object."
         return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
-    lines = list(dict.fromkeys(f"{_param(e)}: {e['msg']}" for e in details))
+    lines = list(dict.fromkeys(map(_line, details)))
     message = "; ".join(lines[:_MAX_ERRORS])
     if len(lines) > _MAX_ERRORS:
         message += f"; and {len(lines) - _MAX_ERRORS} more"
@@ -151,13 +169,26 @@ def _is_class(part: str | int) -> bool:
     return isinstance(part, str) and part[:1].isupper()
 
 
+def _line(detail: dict[str, Any]) -> str:
+    """What one error of pydantic's says, and of which field."""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, OmniClientError):
+        return cause.message
+    return f"{_param(detail)}: {detail['msg']}"
+
+
 def _param(detail: dict[str, Any]) -> str | None:
     """The field of one error of pydantic's, in dotted notation, without names of classes."""
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, VLLMValidationError):
         return cause.parameter
+    if isinstance(cause, OmniClientError):
+        return cause.param
     loc = tuple(part for part in detail["loc"] if not _is_class(part))
-    return clean_loc_for_param(loc).removeprefix("body").removeprefix(".") or None
+    param = clean_loc_for_param(loc)
+    for place in ("body", "query", "path"):
+        param = param.removeprefix(place).removeprefix(".")
+    return param or None
 
 
 async def _invalid_part(request: Request, error: ValidationError) -> JSONResponse:

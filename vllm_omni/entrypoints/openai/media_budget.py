@@ -31,8 +31,8 @@ class MediaBudget:
     items: int = DEFAULT_MAX_MEDIA
     fetched_bytes: int = MAX_FETCHED_BYTES
 
-    def take_item(self) -> None:
-        """Count a medium.
+    def take_item(self, param: str = "messages") -> None:
+        """Count a medium that came in a field.
 
         Raises:
             OmniClientError: It is one too many.
@@ -42,7 +42,7 @@ class MediaBudget:
             raise OmniClientError(
                 "The request has more images, sounds and videos than are allowed "
                 "(--max-media-per-request).",
-                param="messages",
+                param=param,
             )
 
     def take_bytes(self, count: int) -> None:

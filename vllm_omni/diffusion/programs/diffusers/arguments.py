@@ -47,6 +47,9 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Fields of `OmniDiffusionSamplingParams` -> parameters that take them, by preference."""
 
+OPTIONAL = frozenset({"fps"})
+"""Fields that mean something without a parameter too: how fast the frames are played."""
+
 PRIVATE = frozenset(
     {
         "generator",
@@ -94,7 +97,7 @@ def call_arguments(
         raise OmniClientError("`prompt` is missing", param="prompt")
     given = request.params.given()
     for name, parameters in PARAMETERS.items():
-        if name in given:
+        if name in given and (name not in OPTIONAL or _takes(known, parameters)):
             arguments[_known(cls, name, parameters)] = given[name]
     for name, value in request.params.extra_args.items():
         arguments[_extra(cls, name)] = value
@@ -144,6 +147,10 @@ def as_input(medium: str, piece: torch.Tensor) -> Any:
 
 def _picture(pixels: torch.Tensor) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels.numpy()))
+
+
+def _takes(known: Mapping[str, Any], parameters: tuple[str, ...]) -> bool:
+    return any(parameter in known for parameter in parameters)
 
 
 def _known(cls: type[DiffusionPipeline], field: str, parameters: tuple[str, ...]) -> str:

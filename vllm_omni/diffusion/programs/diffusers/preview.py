@@ -7,6 +7,7 @@ latents (packing, scaling, their mean) need be known here.
 """
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ def _ended(scheduler: Any) -> Any:
     """A view of a scheduler that never has a step to make."""
     cls = type(scheduler)
 
+    @functools.wraps(cls.set_timesteps)  # pipelines look at its signature
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
         cls.set_timesteps(self, *args, **kwargs)
         self.timesteps = self.timesteps[:0]

@@ -4,7 +4,6 @@
 import json
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -28,22 +27,11 @@ from vllm_omni.entrypoints.openai.protocol.chat import (
     OmniBatchChatCompletionRequest,
     OmniChatCompletionRequest,
 )
+from vllm_omni.entrypoints.openai.routes.errors import ERRORS
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 
 router = APIRouter()
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status.value: {"model": ErrorResponse}
-    for status in (
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-    )
-}
 _ERROR_EVENT = 'data: {"error"'
 
 
@@ -58,7 +46,7 @@ def chat_handler(request: Request) -> OmniServingChat:
     response_model=None,
     responses={
         HTTPStatus.OK.value: {"content": {"text/event-stream": {}}},
-        **_ERRORS,
+        **ERRORS,
     },
 )
 @with_cancellation
@@ -80,7 +68,7 @@ async def create_chat_completion(
     "/v1/chat/completions/batch",
     dependencies=[Depends(validate_json_request)],
     response_model=None,
-    responses=_ERRORS,
+    responses=ERRORS,
 )
 async def create_batch_chat_completion(
     request: OmniBatchChatCompletionRequest, raw_request: Request

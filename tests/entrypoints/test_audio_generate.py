@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sounds from a text over HTTP, from a live server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.entrypoints.generation import MODEL, STEPS, GenerationServer, generation_server
+from vllm_omni.media.decode import decode_audio
+
+pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.diffusion]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerationServer]:
+    with generation_server("stable_audio", tmp_path_factory.mktemp("composer")) as it:
+        yield it
+
+
+def generate(server: GenerationServer, **fields: Any) -> httpx.Response:
+    body = {"input": "rain", "model": MODEL, "seed": 1, **STEPS, **fields}
+    return server.request("POST", "/v1/audio/generate", json=body)
+
+
+def test_a_sound_of_each_format(server: GenerationServer) -> None:
+    wav = generate(server)
+    assert (wav.status_code, wav.headers["content-type"]) == (200, "audio/wav"), wav.text
+    assert wav.headers["x-model"] == MODEL
+    samples, rate = decode_audio(wav.content)
+    assert generate(server).content == wav.content
+    for format in ("flac", "mp3", "opus", "aac"):
+        found, _ = decode_audio(generate(server, response_format=format).content)
+        assert len(found)
+    pcm = generate(server, response_format="pcm").content
+    assert wav.content[44:] == pcm
+    faster, _ = decode_audio(generate(server, speed=2.0).content)
+    assert len(faster) == pytest.approx(len(samples) / 2, rel=0.15)
+    assert rate > 0
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("input", ""),
+        ("audio_length", -1),
+        ("audio_length", 1e6),
+        ("response_format", "midi"),
+        ("speed", 9),
+        ("num_frames", 5),
+        ("extra_params.nonsense", {"nonsense": 1}),
+    ],
+)
+def test_the_field_at_fault_is_named(server: GenerationServer, param: str, value: Any) -> None:
+    server.assert_blames(generate(server, **{param.partition(".")[0]: value}), param)
+    assert generate(server).status_code == 200
+
+
+def test_the_right_route_is_told(server: GenerationServer) -> None:
+    reply = server.request("POST", "/v1/images/generations", json={"prompt": "rain"})
+    assert "/v1/audio/generate" in server.assert_blames(reply, "model")

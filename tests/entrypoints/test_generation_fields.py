@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the engine in the words of the request (rows A-44, A-47)."""
+
+import pytest
+
+from vllm_omni.entrypoints.openai.generation.fields import in_fields_of, sampling_params
+from vllm_omni.entrypoints.openai.protocol.audio_generate import AudioGenerateRequest
+from vllm_omni.entrypoints.openai.protocol.images import ImageGenerationRequest
+from vllm_omni.errors import OmniClientError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "field", "told"),
+    [
+        ("`n`: bad", "sampling_params.num_outputs_per_prompt", "n", "`n`: bad"),
+        ("`extra_args.x`: none", "extra_args.x", "extra_params.x", "`extra_params.x`: none"),
+        ("`extra_args.bot_task`: no", "extra_args.bot_task", "bot_task", "`bot_task`: no"),
+        ("Flux takes no `image`", "image", "image", "Flux takes no `image`"),
+        ("Flux takes no `mask_image`", None, "mask", "Flux takes no `mask`"),
+        (
+            "`height` and `width` have to be divisible by 16",
+            "height",
+            "size",
+            "size: `height` and `width` have to be divisible by 16",
+        ),
+        ("the guardrail said no", None, None, "the guardrail said no"),
+    ],
+)
+def test_errors_name_the_field(message: str, param: str | None, field: str, told: str) -> None:
+    body = ImageGenerationRequest(prompt="a cat", size="32x32")
+    error = OmniClientError(message, 403, "PermissionDeniedError", param=param, code="c")
+    found = in_fields_of(error, body)
+    assert (found.param, found.message) == (field, told)
+    assert (found.status_code, found.error_type, found.code) == (403, "PermissionDeniedError", "c")
+
+
+def test_a_given_side_is_named_itself() -> None:
+    body = ImageGenerationRequest(prompt="a cat", width=32, height=40)
+    error = OmniClientError("`height` is odd", param="height")
+    assert in_fields_of(error, body).param == "height"
+
+
+def test_names_of_other_routes() -> None:
+    body = AudioGenerateRequest(input="rain")
+    error = OmniClientError("`prompt` is missing", param="prompt")
+    assert in_fields_of(error, body, {"prompt": "input"}).message == "`input` is missing"
+
+
+@pytest.mark.parametrize("name", ["flow_shift", "boundary_ratio"])
+def test_what_is_the_servers(name: str) -> None:
+    body = ImageGenerationRequest(prompt="a cat", **{name: 0.5})
+    with pytest.raises(OmniClientError, match="--") as refused:
+        sampling_params(body)
+    assert refused.value.param == name
+
+
+def test_extra_arguments_are_joined() -> None:
+    body = ImageGenerationRequest(prompt="a cat", extra_params={"a": 1}, seed=3)
+    params = sampling_params(body, {"bot_task": "think", "sys_type": None}, width=32)
+    assert params.given() == {"seed": 3, "width": 32, "extra_args": {"a": 1, "bot_task": "think"}}

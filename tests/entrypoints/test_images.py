@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures over HTTP, by OpenAI's own client, from a live server (rows A-44 to A-47)."""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from tests.entrypoints.generation import (
+    KEY,
+    MODEL,
+    OTHER_KEY,
+    SIZE,
+    STEPS,
+    GenerationServer,
+    generation_server,
+    png,
+)
+from tests.entrypoints.generation_fuzz import fuzz
+
+pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.diffusion]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "online_serving"
+CANCELS = 300
+AT_ONCE = 12
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerationServer]:
+    with generation_server("flux", tmp_path_factory.mktemp("painter")) as it:
+        yield it
+
+
+@pytest.fixture
+def client(server: GenerationServer) -> Iterator[openai.OpenAI]:
+    with server.openai() as it:
+        yield it
+
+
+def decoded(data: str | None) -> Image.Image:
+    assert data is not None
+    image = Image.open(io.BytesIO(base64.b64decode(data)))
+    image.load()
+    return image
+
+
+def generate(client: openai.OpenAI, seed: int = 1, **kw: Any) -> Any:
+    extra = {**STEPS, "seed": seed, **kw.pop("extra_body", {})}
+    return client.images.generate(
+        model=MODEL, prompt="a cat", size=kw.pop("size", SIZE), extra_body=extra, **kw
+    )
+
+
+def test_a_seed_is_a_picture(client: openai.OpenAI) -> None:
+    one = generate(client, n=2)
+    assert (one.size, one.output_format, one.background) == (SIZE, "png", "opaque")
+    assert [decoded(each.b64_json).size for each in one.data] == [(32, 32)] * 2
+    first, second = (each.b64_json for each in one.data)
+    assert first != second
+    assert [each.b64_json for each in generate(client, n=2).data] == [first, second]
+    assert generate(client, seed=2).data[0].b64_json != first
+    assert one.usage.total_tokens == 0
+
+
+@pytest.mark.parametrize(("format", "media"), [("jpeg", "JPEG"), ("webp", "WEBP")])
+def test_formats(client: openai.OpenAI, format: Any, media: str) -> None:
+    exact = decoded(generate(client).data[0].b64_json)
+    for compression in (95, 5):
+        reply = generate(client, output_format=format, output_compression=compression)
+        picture = decoded(reply.data[0].b64_json)
+        assert (picture.format, reply.output_format) == (media, format)
+        if compression == 95:
+            difference = np.asarray(picture, int) - np.asarray(exact, int)
+            assert np.abs(difference).mean() < 30  # it is the same picture
+
+
+def test_a_url_is_a_data_url(client: openai.OpenAI) -> None:
+    url = generate(client, response_format="url").data[0].url
+    head, _, data = url.partition(",")
+    assert head == "data:image/png;base64"
+    assert data == generate(client).data[0].b64_json
+
+
+def test_stage_metrics_and_the_request_id(server: GenerationServer) -> None:
+    body = {"prompt": "a cat", "size": SIZE, **STEPS, "return_stage_metrics": True}
+    headers = {"X-Request-Id": "my-request"}
+    reply = server.request("POST", "/v1/images/generations", json=body, headers=headers)
+    assert reply.headers["x-request-id"] == "my-request"
+    (stage,) = reply.json()["metrics"]["stages"]
+    assert stage["finished_s"] > 0
+    assert "vllm_omni:requests_success" in server.request("GET", "/metrics").text
+
+
+def test_a_stream_has_previews_and_the_picture(client: openai.OpenAI) -> None:
+    extra = {"num_inference_steps": 4}
+    events = list(generate(client, stream=True, partial_images=2, extra_body=extra))
+    assert [event.type for event in events] == [
+        "image_generation.partial_image",
+        "image_generation.partial_image",
+        "image_generation.completed",
+    ]
+    assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    assert all(decoded(event.b64_json).size == (32, 32) for event in events)
+    whole = generate(client, extra_body=extra)
+    assert events[-1].b64_json == whole.data[0].b64_json
+    assert (events[-1].size, events[-1].output_format) == (SIZE, "png")
+    assert events[-1].usage.total_tokens == 0
+
+
+def test_editing_streamed_and_whole(client: openai.OpenAI) -> None:
+    def edit(**kw: Any) -> Any:
+        return client.images.edit(
+            model=MODEL,
+            image=("a.png", png()),
+            prompt="a hat",
+            size=SIZE,
+            extra_body={"num_inference_steps": 4, "strength": 0.5, "seed": 3},
+            **kw,
+        )
+
+    events = list(edit(stream=True))
+    assert events[-1].type == "image_edit.completed"
+    whole = edit().data[0].b64_json
+    assert events[-1].b64_json == whole
+    masked = edit(mask=("m.png", png(mode="L"))).data[0].b64_json
+    assert decoded(masked).size == (32, 32)
+    assert masked != whole
+
+
+def test_a_conversation_is_answered_with_a_picture(client: openai.OpenAI) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(png()).decode()
+    words = {"type": "text", "text": "a cat"}
+    extra = {"size": SIZE, "seed": 1, **STEPS}
+    reply = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "a cat"}], extra_body=extra
+    )
+    (part,) = reply.choices[0].message.content
+    drawn = part["image_url"]["url"].partition(",")[2]
+    assert drawn == generate(client).data[0].b64_json
+    assert reply.choices[0].finish_reason == "stop"
+
+    content = [words, {"type": "image_url", "image_url": {"url": picture}}]
+    messages: Any = [
+        {"role": "system", "content": "You paint."},
+        {"role": "user", "content": content},
+    ]
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=messages, stream=True, extra_body={**extra, "strength": 1.0}
+        )
+    )
+    (part,) = chunks[0].choices[0].delta.content
+    assert decoded(part["image_url"]["url"].partition(",")[2]).size == (32, 32)
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def generation_body(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "a cat", "size": SIZE, **STEPS, **fields}
+
+
+FAULTS: list[tuple[str, Any, int]] = [
+    ("prompt", "", 400),
+    ("n", 11, 400),
+    ("size", "128x128", 400),
+    ("size", "100000x100000", 400),
+    ("num_inference_steps", 0, 400),
+    ("output_format", "gif", 400),
+    ("generator_device", "cuda:7", 400),
+    ("extra_params.nonsense", {"nonsense": 1}, 400),
+    ("extra_params.generator", {"generator": 1}, 400),
+    ("layers", 2, 400),
+    ("system_prompt", "You paint.", 400),
+    ("flow_shift", 3.0, 400),
+    ("strength", 0.5, 400),
+    ("lora.name", {"name": "../../etc/passwd"}, 400),
+    ("model", "other", 404),
+    ("stream", "perhaps", 400),
+    ("negative_prompt", "\ud800", 400),
+]
+
+
+@pytest.mark.parametrize(("param", "value", "status"), FAULTS)
+def test_the_field_at_fault_is_named(server, param: str, value: Any, status: int) -> None:
+    body = generation_body(**{param.partition(".")[0]: value})
+    headers = {"content-type": "application/json"}
+    reply = server.request(
+        "POST", "/v1/images/generations", content=json.dumps(body), headers=headers
+    )
+    server.assert_blames(reply, param, status)
+    good = server.request("POST", "/v1/images/generations", json=generation_body())
+    assert good.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "param"),
+    [
+        ({}, {}, "image"),
+        ({"image": ("a.png", b"\x89PNG", "image/png")}, {}, "image"),
+        ({"image": ("a.png", png((65, 65)), "image/png")}, {}, "image"),
+        ({"image": ("a.txt", b"hello", "text/plain")}, {}, "image"),
+        ({"image": ("a.png", png()), "mask": ("m.png", png((16, 32)))}, {}, "mask"),
+        ({"image": ("a.png", png())}, {"url": "file:///etc/passwd"}, "image"),
+        ({"image": ("a.png", png())}, {"url": "http://127.0.0.1:1/"}, "image"),
+        ({"image": ("a.png", png())}, {"n": "many"}, "n"),
+        ({"image": ("a.png", png())}, {"prompt": ""}, "prompt"),
+        ({"sound": ("a.png", png())}, {}, "sound"),
+    ],
+)
+def test_what_is_wrong_with_a_picture_is_told(server, files, fields, param: str) -> None:
+    data = {"prompt": "a hat", "size": SIZE, "num_inference_steps": "2", **fields}
+    body = files or {"nothing": (None, b"")}
+    server.assert_blames(server.request("POST", "/v1/images/edits", data=data, files=body), param)
+
+
+def test_an_error_of_the_engine_ends_a_stream_in_order(server: GenerationServer) -> None:
+    """Row A-47: an error event, then the end, and HTTP 200."""
+    body = generation_body(stream=True, layers=3)
+    reply = server.request("POST", "/v1/images/generations", json=body)
+    assert reply.status_code == 200
+    events = [line for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    error = json.loads(events[-2].removeprefix("data: "))["error"]
+    assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, "layers")
+
+
+def test_a_client_sees_the_error_of_a_stream(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIError, match="layers"):
+        list(generate(client, stream=True, extra_body={"layers": 3}))
+
+
+@pytest.mark.parametrize("path", ["/v1/videos", "/v1/videos/sync"])
+def test_the_right_route_is_told(server: GenerationServer, path: str) -> None:
+    reply = server.request("POST", path, data={"prompt": "a cat"})
+    assert "/v1/images/generations" in server.assert_blames(reply, "model")
+
+
+@pytest.mark.parametrize("path", ["images/generations", "images/edits", "chat/completions"])
+def test_no_key_no_picture(server: GenerationServer, path: str) -> None:
+    for key in (None, "wrong"):
+        assert server.request("POST", f"/v1/{path}", key, json={}).status_code == 401
+    assert server.request("GET", "/v1/models", OTHER_KEY).status_code == 200
+
+
+def test_whatever_comes_is_no_fault_of_the_server(server: GenerationServer) -> None:
+    assert fuzz(server, ("/v1/images", "/v1/chat")) == []
+    assert server.request("POST", "/v1/images/generations", json=generation_body()).is_success
+
+
+def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
+    script = EXAMPLES / "images.py"
+    command = [sys.executable, str(script), "--url", f"{server.url}/v1", "--size", SIZE]
+    env = {**os.environ, "OPENAI_API_KEY": KEY}
+    subprocess.run([*command, "--steps", "3"], cwd=tmp_path, env=env, check=True, timeout=120)
+    assert Image.open(tmp_path / "fox.png").size == (32, 32)
+    assert Image.open(tmp_path / "blue_fox.png").size == (32, 32)
+
+
+async def cancelled(client: httpx.AsyncClient, rng: random.Random, edit: bool) -> None:
+    """A request whose client leaves at a random moment."""
+    fields = {"prompt": "a cat", "size": SIZE, "stream": rng.random() < 0.5}
+    fields |= {"num_inference_steps": rng.randint(1, 30), "n": rng.randint(1, 3)}
+    if edit:
+        files = {"image": ("a.png", png(), "image/png")}
+        data = {name: str(value).lower() for name, value in fields.items()}
+        sending = client.post("/v1/images/edits", data=data, files=files)
+    else:
+        sending = client.post("/v1/images/generations", json=fields)
+    try:
+        async with asyncio.timeout(rng.choice((0.01, 0.05, 0.2)) * rng.random()):
+            await sending
+    except (TimeoutError, httpx.HTTPError):
+        return
+
+
+async def cancel_many(server: GenerationServer, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    limits = httpx.Limits(max_connections=AT_ONCE)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(
+        base_url=server.url, headers=headers, limits=limits, timeout=60
+    ) as client:
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(edit: bool) -> None:
+            async with slots:
+                await cancelled(client, rng, edit)
+
+        await asyncio.gather(*(one(rng.random() < 0.3) for _ in range(count)))
+
+
+def test_cancelling_leaves_nothing_behind(server: GenerationServer, client) -> None:
+    """300 clients leave at random moments: no request, no file and no memory stays."""
+    before = generate(client).data[0].b64_json
+    asyncio.run(cancel_many(server, CANCELS // 4, seed=0))  # what is kept for good is kept now
+    server.wait_idle()
+    memory, files = server.memory(), server.files()
+    asyncio.run(cancel_many(server, CANCELS - CANCELS // 4, seed=1))
+    server.wait_idle()
+    assert server.files() == files
+    assert server.memory() - memory < 40 << 20
+    assert generate(client).data[0].b64_json == before

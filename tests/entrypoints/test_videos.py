@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Videos over HTTP, by OpenAI's own client, from a live server (rows A-40 to A-47, A-52)."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from tests.entrypoints.generation import (
+    KEY,
+    MODEL,
+    OTHER_KEY,
+    SIZE,
+    GenerationServer,
+    generation_server,
+    png,
+)
+from tests.entrypoints.generation_fuzz import fuzz
+from vllm_omni.media.audio_encode import encode
+from vllm_omni.media.decode import check_video
+from vllm_omni.testing.media import sound
+
+pytestmark = [
+    pytest.mark.advanced_model,
+    pytest.mark.cpu,
+    pytest.mark.diffusion,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # OpenAI has given up on videos
+]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "online_serving"
+SYNC_TIMEOUT_S = 4
+LONG = {"num_inference_steps": "1000", "num_frames": "5", "size": SIZE, "prompt": "a cat"}
+SHORT = {**LONG, "num_inference_steps": "2"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("filmer")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[GenerationServer]:
+    with generation_server("wan21_t2v", folder, *storage(folder), **timeout()) as it:
+        yield it
+
+
+def storage(folder: Path) -> tuple[str, ...]:
+    return ("--video-storage-path", str(folder / "videos"))
+
+
+def timeout() -> dict[str, str]:
+    return {"VLLM_OMNI_VIDEO_SYNC_TIMEOUT": str(SYNC_TIMEOUT_S)}
+
+
+@pytest.fixture
+def client(server: GenerationServer) -> Iterator[openai.OpenAI]:
+    with server.openai() as it:
+        yield it
+
+
+def create(client: openai.OpenAI, **kw: Any) -> Any:
+    extra = {"num_inference_steps": 2, "seed": 1, **kw.pop("extra_body", {})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return client.videos.create(model=MODEL, prompt="a cat", size=SIZE, extra_body=extra, **kw)
+
+
+def over(server: GenerationServer, video_id: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while True:
+        reply = server.request("GET", f"/v1/videos/{video_id}")
+        video = reply.json()
+        if video["status"] in ("completed", "failed"):
+            return {**video, "http": reply.status_code}
+        assert reply.headers["openai-poll-after-ms"]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_make_follow_fetch_and_delete(server: GenerationServer, client: openai.OpenAI) -> None:
+    video = create(client, seconds="1", extra_body={"fps": 8})
+    assert (video.object, video.status, video.size) == ("video", "queued", SIZE)
+    done = client.videos.poll(video.id, poll_interval_ms=50)
+    assert (done.status, done.progress, done.seconds) == ("completed", 100, "1")
+    assert done.expires_at > done.completed_at >= done.created_at
+
+    content = client.videos.download_content(video.id)
+    assert content.response.headers["content-type"] == "video/mp4"
+    data = content.read()
+    info = check_video(data)
+    assert (info.width, info.height, info.codec) == (32, 32, "h264")
+    assert (info.frames, info.fps) == (9, 8)  # of Wan's kind: 4 n + 1
+    assert data.index(b"moov") < data.index(b"mdat")
+    again = client.videos.poll(
+        create(client, seconds="1", extra_body={"fps": 8}).id, poll_interval_ms=50
+    )
+    assert client.videos.download_content(again.id).read() == data
+
+    for variant in ("thumbnail", "spritesheet"):
+        still = client.videos.download_content(video.id, variant=variant)
+        assert Image.open(io.BytesIO(still.read())).format == "WEBP"
+    part = server.request("GET", f"/v1/videos/{video.id}/content", headers={"Range": "bytes=0-7"})
+    assert (part.status_code, part.content) == (206, data[:8])
+
+    for each in (video, again):
+        deleted = client.videos.delete(each.id)
+        assert (deleted.id, deleted.deleted) == (each.id, True)
+        with pytest.raises(openai.NotFoundError) as gone:
+            client.videos.retrieve(each.id)
+        assert gone.value.param == "video_id"
+
+
+def test_pages_and_owners(server: GenerationServer, client: openai.OpenAI) -> None:
+    made = [create(client).id for _ in range(3)]
+    with server.openai(OTHER_KEY) as other:
+        assert list(other.videos.list()) == []
+        with pytest.raises(openai.NotFoundError):
+            other.videos.retrieve(made[0])
+        with pytest.raises(openai.NotFoundError):
+            other.videos.delete(made[0])
+    assert [video.id for video in client.videos.list(limit=2)] == made[::-1]
+    page = client.videos.list(limit=2, order="asc")
+    assert ([video.id for video in page.data], page.has_more) == (made[:2], True)
+    assert server.request("GET", "/v1/videos", key=None).status_code == 401
+    for video_id in made:
+        client.videos.delete(video_id)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order")]
+)
+def test_pages_that_are_none(server: GenerationServer, query: str, param: str) -> None:
+    server.assert_blames(server.request("GET", f"/v1/videos?{query}"), param)
+
+
+def test_deleting_stops_the_work(server: GenerationServer, client: openai.OpenAI) -> None:
+    reply = server.request("POST", "/v1/videos", data=LONG)
+    video_id = reply.json()["id"]
+    not_ready = server.request("GET", f"/v1/videos/{video_id}/content")
+    server.assert_blames(not_ready, "video_id")
+    client.videos.delete(video_id)
+    server.wait_idle()
+    assert list(client.videos.list()) == []
+
+
+def test_in_one_go(server: GenerationServer) -> None:
+    headers = {"X-Request-Id": "film-1"}
+    reply = server.request("POST", "/v1/videos/sync", data=SHORT, headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "video/mp4"
+    assert (reply.headers["x-request-id"], reply.headers["x-model"]) == ("film-1", MODEL)
+    assert float(reply.headers["x-inference-time-s"]) > 0
+    assert check_video(reply.content).frames == 5
+
+
+def test_not_longer_than_that(server: GenerationServer) -> None:
+    """Row A-43. Another one is made meanwhile."""
+    reply = server.request("POST", "/v1/videos/sync", data={**LONG, "num_frames": "17"})
+    assert reply.status_code == 504, reply.text
+    server.wait_idle()
+
+
+def wav_url() -> str:
+    data = base64.b64encode(encode(sound(0.2, 16_000), 16_000, "wav")).decode()
+    return f"data:audio/wav;base64,{data}"
+
+
+@pytest.mark.parametrize("path", ["/v1/videos", "/v1/videos/sync"])
+@pytest.mark.parametrize(
+    ("fields", "files", "param"),
+    [
+        ({"prompt": ""}, {}, "prompt"),
+        ({"size": "640x640"}, {}, "size"),
+        ({"seconds": "long"}, {}, "seconds"),
+        ({"fps": "0"}, {}, "fps"),
+        ({"num_frames": "100000"}, {}, "num_frames"),
+        ({"audio_reference": "{}"}, {}, "audio_reference.audio_url"),
+        ({"audio_reference": '{"audio_url": "/etc/passwd"}'}, {}, "audio_reference"),
+        ({"audio_reference": '{"audio_url": "x", "y": 1}'}, {}, "audio_reference.y"),
+        ({"enable_frame_interpolation": "true"}, {}, "enable_frame_interpolation"),
+        ({}, {"input_reference": ("a.png", b"no", "image/png")}, "input_reference"),
+        (
+            {"image_reference": '{"image_url": "https://example.com/a.png"}'},
+            {"input_reference": ("a.png", png(), "image/png")},
+            "image_reference",
+        ),
+    ],
+)
+def test_the_field_at_fault_is_named(server, path: str, fields, files, param: str) -> None:
+    reply = server.request("POST", path, data={**SHORT, **fields}, files=files or None)
+    server.assert_blames(reply, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"audio_reference": json.dumps({"audio_url": wav_url()})}, "audio_reference"),
+        ({"extra_params": '{"nonsense": 1}'}, "extra_params.nonsense"),
+    ],
+)
+def test_what_the_model_refuses(server: GenerationServer, fields, param: str) -> None:
+    """Row A-47: at once where the client waits, else in the video's state, with HTTP 400."""
+    reply = server.request("POST", "/v1/videos/sync", data={**SHORT, **fields})
+    message = server.assert_blames(reply, param)
+    reply = server.request("POST", "/v1/videos", data={**SHORT, **fields})
+    video = over(server, reply.json()["id"])
+    assert (video["http"], video["status"]) == (400, "failed")
+    assert (video["error"]["code"], video["error"]["param"]) == ("400", param)
+    assert video["error"]["message"] == message
+    assert server.request("DELETE", f"/v1/videos/{video['id']}").status_code == 200
+
+
+def test_whatever_comes_is_no_fault_of_the_server(server: GenerationServer, client) -> None:
+    assert fuzz(server, ("/v1/videos",)) == []
+    for video in list(client.videos.list(limit=100)):
+        client.videos.delete(video.id)
+    assert server.request("POST", "/v1/videos/sync", data=SHORT).is_success
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs curl and jq")
+def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
+    env = {**os.environ, "OPENAI_API_KEY": KEY, "SIZE": SIZE, "STEPS": "2", "FRAMES": "5"}
+    script = str(EXAMPLES / "videos.sh")
+    subprocess.run([script, server.url], cwd=tmp_path, env=env, check=True, timeout=120)
+    for name in ("sync.mp4", "background.mp4"):
+        assert check_video((tmp_path / name).read_bytes()).frames == 5
+
+
+@pytest.mark.full_model  # a second start; `test_video_jobs.py` has the same of the store alone
+def test_a_kill_loses_only_what_was_not_finished(server, client, folder: Path) -> None:
+    """The last test: it ends the server, and starts it again."""
+    done = client.videos.poll(create(client).id, poll_interval_ms=50)
+    data = client.videos.download_content(done.id).read()
+    lost = server.request("POST", "/v1/videos", data=LONG).json()["id"]
+    server.files()
+    server.stop(signal.SIGKILL)
+    assert not [path for path in server.temporary.rglob("*") if path.is_file()]
+
+    server.start()
+    assert client.videos.retrieve(done.id) == done
+    assert client.videos.download_content(done.id).read() == data
+    state = over(server, lost)
+    assert (state["http"], state["status"], state["error"]["code"]) == (200, "failed", "503")
+    assert [path.name for path in (folder / "videos" / lost).iterdir()] == ["job.json"]
+    for video in list(client.videos.list()):
+        client.videos.delete(video.id)

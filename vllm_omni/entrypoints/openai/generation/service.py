@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the routes of a diffusion pipeline share: its engine, its names, and the bounds it keeps."""
+
+import argparse
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+
+from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.addresses import AddressPolicy
+from vllm_omni.entrypoints.openai.generation.fields import in_fields_of
+from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
+from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
+from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, at_fault
+from vllm_omni.entrypoints.openai.references import References
+from vllm_omni.errors import OmniClientError
+from vllm_omni.generation import OmniDiffusionSamplingParams
+from vllm_omni.outputs import OmniRequestOutput
+
+DEFAULT_MAX_IMAGE_PIXELS = 7680 * 4320
+"""`--max-generated-image-size`."""
+MAX_VIDEO_PIXELS = 1 << 32
+"""Pixels of all frames of a video: 12 GiB decoded."""
+
+_ROUTES: Mapping[str, str] = {
+    "image": "/v1/images/generations",
+    "video": "/v1/videos",
+    "audio": "/v1/audio/generate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A diffusion pipeline behind HTTP.
+
+    Attributes:
+        engine: Runs it.
+        models: Its names.
+        references: Reads what requests bring.
+        max_pixels: Most pixels of a picture, or of a frame.
+    """
+
+    engine: AsyncOmni
+    models: Sequence[BaseModelPath]
+    references: References
+    max_pixels: int
+
+    @classmethod
+    def of(
+        cls, engine: AsyncOmni, models: Sequence[BaseModelPath], args: argparse.Namespace
+    ) -> "Generation":
+        """From the flags of `vllm serve --omni`."""
+        domains = tuple(args.allowed_media_domains or ())
+        policy = AddressPolicy(tuple(args.allowed_media_networks), named_hosts=bool(domains))
+        most = args.max_generated_image_size
+        return cls(engine, models, References(FetchSettings(policy, domains), most), most)
+
+    @property
+    def modality(self) -> str:
+        """What the pipeline makes."""
+        return str(self.engine.pipeline.output_modalities[0])
+
+    def check_makes(self, modality: str) -> None:
+        """See that this is the route for what the pipeline makes.
+
+        Raises:
+            OmniClientError: It is not; says which one is.
+        """
+        if self.modality != modality:
+            raise OmniClientError(
+                f"model: {self.models[0].name} makes {self.modality}; use "
+                f"{_ROUTES.get(self.modality, 'another route')}",
+                param="model",
+            )
+
+    def served_name(self, name: str | None) -> str:
+        """The model's name as the client gave it, or its first one.
+
+        Raises:
+            OmniClientError: It is another model's.
+        """
+        names = [model.name for model in self.models]
+        if name is None or name == "":
+            return names[0]
+        if name not in names:
+            raise OmniClientError(
+                f"The model {name!r} does not exist; this server has {', '.join(names)}.",
+                HTTPStatus.NOT_FOUND,
+                "NotFoundError",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def check_size(self, size: tuple[int, int] | None, param: str, frames: int = 1) -> None:
+        """Refuse what is larger than this server makes.
+
+        Raises:
+            OmniClientError: Names `param`.
+        """
+        if size is None:
+            return
+        pixels = size[0] * size[1]
+        if pixels > self.max_pixels:
+            raise at_fault(
+                param,
+                f"{size[0]}x{size[1]} are {pixels} pixels, more than the {self.max_pixels} that "
+                "are allowed (--max-generated-image-size)",
+            )
+        if pixels * frames > MAX_VIDEO_PIXELS:
+            raise at_fault(
+                param, f"{frames} frames of {size[0]}x{size[1]} are more than this server makes"
+            )
+
+    async def outputs(
+        self,
+        body: DiffusionRequest,
+        prompt: Mapping[str, Any],
+        params: OmniDiffusionSamplingParams,
+        request_id: str,
+        *,
+        timeout: float | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[OmniRequestOutput, None]:
+        """Run a request.
+
+        Args:
+            body: As it came, for errors to be in its words.
+            prompt: As `AsyncOmni.generate` takes it.
+            params: As `AsyncOmni.generate` takes it.
+            request_id: For the log.
+            timeout: Seconds that it may take.
+            names: See `in_fields_of`.
+        """
+        outputs = self.engine.generate(prompt, params, request_id, timeout=timeout)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield output
+        except OmniClientError as error:
+            if type(error) is OmniClientError:
+                raise in_fields_of(error, body, names) from error
+            raise
+
+
+def generation_of(request: Request) -> Generation:
+    """That of the application which a request came to."""
+    generation: Generation = request.app.state.omni_generation
+    return generation
+
+
+def request_id_of(request: Request, prefix: str) -> str:
+    """The engine's name for a request: the one that its client knows, under a prefix."""
+    return f"{prefix}-{request.headers[REQUEST_ID_HEADER]}"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies of `/v1/chat/completions` at a model that only paints."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from vllm_omni.entrypoints.openai.protocol.diffusion import MAX_PROMPT, Scale, at_fault
+from vllm_omni.entrypoints.openai.protocol.images import (
+    MAX_IMAGES,
+    ImageGenerationRequest,
+    ImageRequest,
+)
+
+MAX_MESSAGES = 1000
+MAX_PARTS = 64
+
+
+class ImageUrl(BaseModel):
+    """Where a picture is."""
+
+    url: Annotated[str, StringConstraints(min_length=1)]
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Annotated[str, StringConstraints(max_length=MAX_PROMPT)]
+
+
+class ImagePart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class UserMessage(BaseModel):
+    """What is painted."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["user"]
+    content: (
+        Annotated[str, StringConstraints(max_length=MAX_PROMPT)]
+        | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
+    )
+
+    def text(self) -> str:
+        """Its words."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    def image_urls(self) -> list[str]:
+        """Its pictures."""
+        if isinstance(self.content, str):
+            return []
+        return [part.image_url.url for part in self.content if isinstance(part, ImagePart)]
+
+
+class OtherMessage(BaseModel):
+    """What came before; a model that paints has no memory of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "assistant", "tool"]
+    content: Any = None
+
+
+Message = Annotated[UserMessage | OtherMessage, Field(discriminator="role")]
+
+
+class DiffusionChatRequest(ImageRequest):
+    """OpenAI's conversation; the last thing that its user said is painted."""
+
+    prompt: None = Field(default=None, exclude=True)  # type: ignore[assignment]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    modalities: Annotated[list[str], Field(max_length=8)] | None = Field(
+        default=None, description="`image`, if it is given."
+    )
+    num_outputs_per_prompt: int | None = Field(
+        default=None, ge=1, le=MAX_IMAGES, description="How many pictures; `n` is the same."
+    )
+    cfg_scale: Scale | None = Field(default=None, description="Same as `true_cfg_scale`.")
+    sigmas: Annotated[list[float], Field(min_length=1, max_length=1000)] | None = Field(
+        default=None, description="Noise levels, instead of a number of steps."
+    )
+
+    def said(self) -> UserMessage:
+        """What is painted.
+
+        Raises:
+            OmniClientError: The user said nothing.
+        """
+        for message in reversed(self.messages):
+            if isinstance(message, UserMessage):
+                if not message.text():
+                    raise at_fault("messages", "the last one of the user has no text")
+                return message
+        raise at_fault("messages", "none is the user's")
+
+    def as_generation(self) -> ImageGenerationRequest:
+        """The same as a request for pictures."""
+        shared = self.model_dump(
+            include=set(ImageGenerationRequest.model_fields), exclude_unset=True
+        )
+        shared["prompt"] = self.said().text()
+        shared |= {"stream": False, "partial_images": 0, "n": self.num_outputs_per_prompt or self.n}
+        if self.cfg_scale is not None:
+            shared.setdefault("true_cfg_scale", self.cfg_scale)
+        if self.sigmas is not None:
+            shared["extra_params"] = {**(self.extra_params or {}), "sigmas": self.sigmas}
+        return ImageGenerationRequest.model_validate(shared)
