@@ -44,7 +44,8 @@ async def version() -> JSONResponse:
     return JSONResponse({"version": VLLM_VERSION, "vllm_omni": vllm_omni.__version__})
 
 
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping", operation_id="ping_get")
+@router.post("/ping", operation_id="ping_post")
 async def ping(request: Request) -> Response:
     """As `/health`, under SageMaker's name."""
     return await health(request)
