@@ -30,12 +30,19 @@ class EmbeddingCache:
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, tuple[int, Any]] = OrderedDict()
+        self._views: dict[str, Any] = {}
         self.bytes = 0
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def view(self, name: str, encoder: ModuleT) -> ModuleT:
+        """An encoder's proxy that asks this cache first."""
+        if name not in self._views:
+            self._views[name] = remembering(name, encoder, self)
+        return self._views[name]
 
     def get(self, key: bytes) -> Any:
         """The result, or None."""
@@ -62,7 +69,7 @@ class EmbeddingCache:
 
 
 def remembering(name: str, encoder: ModuleT, cache: EmbeddingCache) -> ModuleT:
-    """A view of an encoder's proxy that asks the cache first."""
+    """A view of an encoder's proxy that asks the cache first; to be made once per replica."""
 
     def call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = _key(name, args, kwargs)

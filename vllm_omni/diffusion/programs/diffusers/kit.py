@@ -103,7 +103,7 @@ class Kit:
 
     def private(self, pipeline: DiffusionPipeline, program: Program) -> DiffusionPipeline:
         """A copy for one request: its models are proxies, its schedulers and guiders its own."""
-        mine = object.__new__(_private_class(type(pipeline), program.device))
+        mine = object.__new__(_private_class(type(pipeline), program.device, tuple(self.parts)))
         own = dict(vars(pipeline))
         for name, part in self.parts.items():
             if name not in own:
@@ -118,13 +118,22 @@ class Kit:
 
 
 @cache
-def _private_class(cls: type[DiffusionPipeline], device: torch.device) -> type[DiffusionPipeline]:
-    """The same class, but for where it runs: diffusers would search all modules each time."""
+def _private_class(
+    cls: type[DiffusionPipeline], device: torch.device, names: tuple[str, ...]
+) -> type[DiffusionPipeline]:
+    """The same class, but for what diffusers would search for anew each time it is asked: where it
+    runs (all modules), and its components (all annotations of its constructor)."""
+
+    def components(self: DiffusionPipeline) -> dict[str, Any]:
+        own = vars(self)
+        return {name: own[name] for name in names if name in own}
+
     members = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "device": property(lambda self: device),
         "_execution_device": property(lambda self: device),
+        "components": property(components),
     }
     return type(cls)(cls.__name__, (cls,), members)
 

@@ -7,8 +7,8 @@ latents (packing, scaling, their mean) need be known here.
 """
 
 import copy
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def preview_steps(count: int, total: int) -> frozenset[int]:
 
 def decode(
     pipeline: DiffusionPipeline,
-    schedulers: Sequence[str],
+    schedulers: Mapping[str, Any],
     arguments: dict[str, Any],
     latents: torch.Tensor,
 ) -> Any:
@@ -37,21 +37,27 @@ def decode(
 
     Args:
         pipeline: A request's own.
-        schedulers: Names of its schedulers.
+        schedulers: As they were before the call.
         arguments: Of its call.
         latents: As its scheduler's `step` gives them.
     """
     view = copy.copy(pipeline)
-    for name in schedulers:
-        vars(view)[name] = _ended(copy.deepcopy(vars(pipeline)[name]))
+    for name, scheduler in schedulers.items():
+        vars(view)[name] = _ended(copy.deepcopy(scheduler))
     return view(**{**arguments, "latents": latents})
 
 
 def _ended(scheduler: Any) -> Any:
-    """A view of a scheduler that never has a step to make."""
-    cls = type(scheduler)
+    """A view of a private scheduler that never has a step to make."""
+    view = object.__new__(_ended_class(type(scheduler)))
+    view.__dict__ = vars(scheduler)
+    # A class attribute stands in for it.
+    view.__dict__.pop("init_noise_sigma", None)
+    return view
 
-    @functools.wraps(cls.set_timesteps)  # pipelines look at its signature
+
+@cache
+def _ended_class(cls: type) -> type:
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
         cls.set_timesteps(self, *args, **kwargs)
         self.timesteps = self.timesteps[:0]
@@ -59,12 +65,8 @@ def _ended(scheduler: Any) -> Any:
     members = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
-        "set_timesteps": set_timesteps,
+        "set_timesteps": wraps(cls.set_timesteps)(set_timesteps),
         # Pipelines scale the noise that they start from by it.
         "init_noise_sigma": 1.0,
     }
-    view_class = type(cls)(cls.__name__, (cls,), members)
-    view = object.__new__(view_class)
-    view.__dict__ = scheduler.__dict__
-    view.__dict__.pop("init_noise_sigma", None)
-    return view
+    return type(cls)(cls.__name__, (cls,), members)

@@ -16,7 +16,6 @@ from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments, fie
 from vllm_omni.diffusion.programs.diffusers.embeddings import (
     EmbeddingCache,
     is_encoder,
-    remembering,
 )
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.preview import can_preview, decode, preview_steps
@@ -41,7 +40,7 @@ def run(ctx: Program) -> None:
     own = vars(pipeline)
     for name, part in kit.parts.items():
         if name in own and is_encoder(name, part):
-            own[name] = remembering(name, own[name], cache)
+            own[name] = cache.view(name, own[name])
     schedulers = {n: own[n] for n, p in kit.parts.items() if isinstance(p, SchedulerMixin)}
     denoisers = tuple(n for n in kit.models() if n.startswith(DENOISERS) and n in own)
     facts: dict[str, int | float | str] = {"seed": request.params.seed or 0}
@@ -59,7 +58,12 @@ def run(ctx: Program) -> None:
         denoisers=denoisers,
         facts=facts,
     )
-    call.run()
+    try:
+        call.run()
+    finally:
+        # The pipeline, its schedulers and the call know each other: let go of all of it at once.
+        own.clear()
+        arguments.clear()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +115,7 @@ class _Call:
         if step.done in preview_steps(params.previews, step.total) and can_preview(
             type(self.pipeline), tuple(self.request.media)
         ):
-            shown = decode(self.pipeline, tuple(self.schedulers), self.arguments, step.clean)
+            shown = decode(self.pipeline, self.schedulers, self.arguments, step.clean)
             self.ctx.emit(self.modality, tensors_of(shown, "pil"), {**self.facts, **where})
         elif params.progress:
             self.ctx.emit(self.modality, None, where)

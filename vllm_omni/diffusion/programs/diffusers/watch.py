@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -35,26 +35,30 @@ def watched(scheduler: Any, on_step: OnStep) -> Any:
 
     Every pipeline calls `scheduler.step` once per step, whatever callbacks it has.
     """
-    cls = type(scheduler)
-    made = 0
+    view = object.__new__(_watched_class(type(scheduler)))
+    view.__dict__ = {**vars(scheduler), _ON_STEP: on_step, _DONE: 0}
+    return view
 
+
+_ON_STEP, _DONE = "_omni_on_step", "_omni_steps_done"
+
+
+@cache
+def _watched_class(cls: type) -> type:
     @wraps(cls.step)  # pipelines look at its parameters for `generator` and `eta`
     def step(
         self: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kw: Any
     ) -> Any:
-        nonlocal made
         result = cls.step(self, model_output, timestep, sample, *args, **kw)
-        made += 1
+        own = vars(self)
+        own[_DONE] += 1
         latents = result[0] if isinstance(result, tuple) else result.prev_sample
         clean = _clean(self, model_output, sample, latents, result)
-        on_step(Step(made, len(self.timesteps), latents, clean))
+        own[_ON_STEP](Step(own[_DONE], len(self.timesteps), latents, clean))
         return result
 
     members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "step": step}
-    view_class = type(cls)(cls.__name__, (cls,), members)
-    view = object.__new__(view_class)
-    view.__dict__ = scheduler.__dict__
-    return view
+    return type(cls)(cls.__name__, (cls,), members)
 
 
 def _clean(scheduler: Any, model_output: Any, sample: Any, latents: Any, result: Any) -> Any:
