@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from PIL import Image
 
@@ -28,6 +29,7 @@ from tests.entrypoints.generation import (
     png,
 )
 from tests.entrypoints.generation_fuzz import fuzz
+from tests.processes import family, has_ended
 from vllm_omni.media.audio_encode import encode
 from vllm_omni.media.decode import check_video
 from vllm_omni.testing.media import sound
@@ -237,19 +239,33 @@ def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
         assert check_video((tmp_path / name).read_bytes()).frames == 5
 
 
-@pytest.mark.full_model  # a second start; `test_video_jobs.py` has the same of the store alone
-def test_a_kill_loses_only_what_was_not_finished(server, client, folder: Path) -> None:
-    """The last test: it ends the server, and starts it again."""
-    done = client.videos.poll(create(client).id, poll_interval_ms=50)
-    data = client.videos.download_content(done.id).read()
+@pytest.fixture(scope="module")
+def killed(server: GenerationServer) -> dict[str, Any]:
+    """The server is dead: what it had finished, what it had not, and its processes."""
+    with server.openai() as client:
+        done = client.videos.poll(create(client).id, poll_interval_ms=50)
+        data = client.videos.download_content(done.id).read()
     lost = server.request("POST", "/v1/videos", data=LONG).json()["id"]
-    server.files()
+    while server.request("GET", f"/v1/videos/{lost}").json()["progress"] < 1:
+        time.sleep(0.05)
+    processes = family(server.process.pid)
     server.stop(signal.SIGKILL)
+    return {"done": done, "data": data, "lost": lost, "processes": processes}
+
+
+def test_a_kill_ends_every_process(server: GenerationServer, killed: dict[str, Any]) -> None:
+    """One that is busy, too: its outputs have nowhere to go."""
+    _, alive = psutil.wait_procs(killed["processes"], timeout=30)
+    assert not [process for process in alive if not has_ended(process)]
     assert not [path for path in server.temporary.rglob("*") if path.is_file()]
 
+
+@pytest.mark.full_model  # a second start; `test_video_jobs.py` has the same of the store alone
+def test_a_kill_loses_only_what_was_not_finished(server, client, folder: Path, killed) -> None:
+    done, lost = killed["done"], killed["lost"]
     server.start()
     assert client.videos.retrieve(done.id) == done
-    assert client.videos.download_content(done.id).read() == data
+    assert client.videos.download_content(done.id).read() == killed["data"]
     state = over(server, lost)
     assert (state["http"], state["status"], state["error"]["code"]) == (200, "failed", "503")
     assert [path.name for path in (folder / "videos" / lost).iterdir()] == ["job.json"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of a replica's process: messages in, engine steps, one message of outputs per step."""
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -131,13 +132,19 @@ class Worker:
             if self._socket in ready:
                 self._take_messages()
             if self._engine.has_work and (outputs := self._outputs(self._engine.step())):
-                self._socket.send(encode(outputs))
+                self._send(outputs)
 
     def close(self) -> None:
         """Free what this process holds outside of itself."""
         self._socket.close(0)
         self._context.term()
         self._connector.close()
+
+    def _send(self, outputs: list[Any]) -> None:
+        """Send, if there still is who takes it: else a send would wait for ever, and the server's
+        end, of which `run` hears, would not be this process's."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(encode(outputs), zmq.NOBLOCK)
 
     def _take_messages(self) -> None:
         while True:
@@ -150,7 +157,7 @@ class Worker:
                 self._abort(message.request_ids)
                 continue
             if isinstance(message, Ping):
-                self._socket.send(encode([]))
+                self._send([])
                 continue
             for request_id, program_input in message.inputs:
                 self._take_input(request_id, program_input, message.first)
