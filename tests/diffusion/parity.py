@@ -11,18 +11,27 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
-from torch import nn
 
+from vllm_omni.diffusion.calls import Batch
+from vllm_omni.diffusion.cost import CostModel
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs.diffusers import image as image_program
 from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, Kit
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
+from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import LoadContext, Loaded
 from vllm_omni.generation import PARAMETERS, GenerationRequest, checked_params, media_name
 from vllm_omni.testing.diffusers_tiny import Example
 
 DENOISERS = ("transformer", "unet")
+
+
+class Unmeasured(CostModel):
+    """Learns nothing, so that which calls run together does not depend on how fast they run."""
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """Forget it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,8 @@ def stock(loaded: Loaded, example: Example, ask: Ask) -> Made:
 
 def served(loaded: Loaded, example: Example, asks: Sequence[Ask]) -> list[Made]:
     """What the engine makes of requests that all come at once."""
-    engine = Engine(image_program, loaded)
+    scheduler = CallScheduler(len(asks), cost=Unmeasured())
+    engine = Engine(image_program, loaded, scheduler=scheduler)
     for number, ask in enumerate(asks):
         engine.add(str(number), _message(example, ask))
     done: dict[str, Made] = {}
@@ -115,16 +125,6 @@ def counted(loaded: Loaded) -> Iterator[list[str]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def unbatched(loaded: Loaded) -> list[str]:
-    """The denoisers that have no batching rules."""
-    return [
-        name
-        for name, part in loaded.components.items()
-        if name.startswith(DENOISERS)
-        and all(rules.max_batch == 1 for rules in part.methods.values())
-    ]
 
 
 def _pipeline(loaded: Loaded) -> DiffusionPipeline:
@@ -164,8 +164,3 @@ def _media(given: dict[str, object]) -> tuple[dict[str, int], Mapping[str, torch
             for index, piece in enumerate(pieces):
                 tensors[media_name(medium, index)] = piece
     return counts, tensors
-
-
-def models(loaded: Loaded) -> dict[str, nn.Module]:
-    """The models by name."""
-    return {name: part.module for name, part in loaded.components.items()}

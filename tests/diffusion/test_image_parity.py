@@ -36,7 +36,7 @@ def test_a_mixed_batch_equals_the_stock_pipeline(
 ) -> None:
     folder = build(family, CHECKPOINTS / "diffusers" / family)
     loaded = load(folder, example.pipeline)
-    asks = MIXED[:4] if example.heavy else MIXED
+    asks = MIXED[:3] if example.heavy else MIXED
     with counted(loaded) as together:
         made = served(loaded, example, asks)
     (alone,) = served(loaded, example, asks[:1])
@@ -47,7 +47,7 @@ def test_a_mixed_batch_equals_the_stock_pipeline(
         torch.testing.assert_close(
             picture, reference, atol=BOUND, rtol=0, msg=lambda m, a=ask: f"{a}: {m}"
         )
-    assert len(together) < len(apart)
+    assert len(together) <= 0.7 * len(apart)
     # No model is without rules, and none of them proved wrong.
     complaints = [r.getMessage() for r in caplog.records if r.name.startswith("vllm_omni")]
     assert complaints == []

@@ -106,6 +106,11 @@ def flux2_klein() -> Flux2KleinPipeline:
     )
 
 
+def hear_flux2(pipeline: Flux2Pipeline) -> None:
+    """Words outweigh what so many layers make of the same long system prompt."""
+    pipeline.text_encoder.get_input_embeddings().weight.mul_(8)
+
+
 def _flux2_transformer(guidance: bool) -> Flux2Transformer2DModel:
     return Flux2Transformer2DModel(
         patch_size=1,
@@ -224,7 +229,8 @@ RECIPES = {
     ),
     "flux2": Recipe(
         flux2,
-        (Example("Flux2Pipeline", negative=False),),
+        (Example("Flux2Pipeline", negative=False, fixed={"max_sequence_length": 224}),),
+        tune=hear_flux2,
     ),
     "flux2_klein": Recipe(
         flux2_klein,

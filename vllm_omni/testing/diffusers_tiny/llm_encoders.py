@@ -304,5 +304,5 @@ RECIPES = {
     "lumina2": Recipe(lumina2, (Example("Lumina2Pipeline"),)),
     "cogview4": Recipe(cogview4, (Example("CogView4Pipeline"),)),
     "ernie_image": Recipe(ernie_image, (Example("ErnieImagePipeline"),)),
-    "glm_image": Recipe(glm_image, (Example("GlmImagePipeline", negative=False),)),
+    "glm_image": Recipe(glm_image, (Example("GlmImagePipeline", negative=False, heavy=True),)),
 }

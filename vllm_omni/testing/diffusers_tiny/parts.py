@@ -84,13 +84,17 @@ def autoencoder_kl(
     scale: float = 0.7,
     **more: object,
 ) -> AutoencoderKL:
-    """A VAE whose latents are smaller than the image by `2 ** (blocks - 1)`."""
+    """A VAE whose latents are smaller than the image by `2 ** (blocks - 1)`.
+
+    Norms are over groups of 4 channels: one that is constant by itself, as may happen, would be
+    nothing but rounding.
+    """
     return AutoencoderKL(
         sample_size=32,
         block_out_channels=(width,) * blocks,
         layers_per_block=1,
         latent_channels=latent_channels,
-        norm_num_groups=4,
+        norm_num_groups=width // 4,
         use_quant_conv=quant_conv,
         use_post_quant_conv=quant_conv,
         shift_factor=shift,

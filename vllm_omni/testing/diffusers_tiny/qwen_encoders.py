@@ -225,5 +225,7 @@ RECIPES = {
         ),
     ),
     "krea2": Recipe(krea2, (Example("Krea2Pipeline"),)),
-    "hunyuan_image": Recipe(hunyuan_image, (Example("HunyuanImagePipeline", guidance=None),)),
+    "hunyuan_image": Recipe(
+        hunyuan_image, (Example("HunyuanImagePipeline", guidance=None, heavy=True),)
+    ),
 }

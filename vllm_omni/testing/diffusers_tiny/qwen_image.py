@@ -17,6 +17,7 @@ from vllm_omni.testing.diffusers_tiny.parts import (
     qwen2_vl_processor,
 )
 from vllm_omni.testing.diffusers_tiny.recipe import Example, Recipe
+from vllm_omni.testing.diffusers_tiny.weights import steady_norms
 
 EDIT_BLOCKS = 5
 """The edit pipelines scale input images to a megapixel; a VAE that makes them small again keeps the
@@ -55,6 +56,11 @@ def qwen_image_layered() -> QwenImageLayeredPipeline:
         processor=qwen2_vl_processor(),
         transformer=_transformer(latents, use_additional_t_cond=True, use_layer3d_rope=True),
     )
+
+
+def steady(pipeline: QwenImageEditPipeline | QwenImageLayeredPipeline) -> None:
+    """The VAE has few channels and many pixels."""
+    steady_norms(pipeline.vae)
 
 
 def _scheduler() -> object:
@@ -104,6 +110,7 @@ RECIPES = {
                 heavy=True,
             ),
         ),
+        tune=steady,
     ),
     "qwen_image_layered": Recipe(
         qwen_image_layered,
@@ -118,5 +125,6 @@ RECIPES = {
                 fixed={"layers": 2, "resolution": 640},
             ),
         ),
+        tune=steady,
     ),
 }

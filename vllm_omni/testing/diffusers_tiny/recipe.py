@@ -30,7 +30,7 @@ class Example:
         images: Input images, as one `PIL.Image` (1) or as a list (more).
         image_mode: PIL mode of the input images.
         fixed: Further arguments, always the same.
-        heavy: The smallest request takes seconds: the pipeline chooses the size itself.
+        heavy: The smallest request takes seconds: the pipeline chooses sizes or lengths itself.
         output: The field of the pipeline's output with the result.
         needs: Packages without which diffusers cannot run the pipeline.
     """
