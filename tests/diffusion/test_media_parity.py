@@ -25,7 +25,6 @@ ALWAYS = {
     "ace_step",
     "cogvideox",
     "cosmos2_v2w",
-    "helios",
     "hunyuan_video",
     "longcat_audio",
     "ltx",
@@ -59,8 +58,8 @@ LOOK = (
     Ask('a shop window that says "open"', steps=3, guidance=1.0, seed=7),
     Ask(MIXED[0].prompt, steps=5, guidance=2.0, seed=8),
 )
-"""A prompt that comes thrice, since some families run only prompts of equal length together, and one
-with a text to be drawn, which some encode apart."""
+"""A prompt that comes thrice, since some families run only prompts of equal length together, and
+one with a text to be drawn, which some encode apart."""
 LISTEN = tuple(
     Listen(a.prompt, a.negative_prompt, a.height, a.width, a.steps, a.guidance, a.seed)
     for a in LOOK

@@ -263,11 +263,11 @@ RECIPES = {
     ),
     "mochi": Recipe(mochi, (VideoExample("MochiPipeline", default_frames=7),)),
     "kandinsky5": Recipe(
-        kandinsky5, (VideoExample("Kandinsky5T2VPipeline", needs=FTFY),), tune=soften_kandinsky5
+        kandinsky5, (VideoExample("Kandinsky5T2VPipeline"),), tune=soften_kandinsky5
     ),
     "kandinsky5_i2v": Recipe(
         kandinsky5_i2v,
-        (VideoExample("Kandinsky5I2VPipeline", default_frames=17, inputs=FIRST, needs=FTFY),),
+        (VideoExample("Kandinsky5I2VPipeline", default_frames=17, inputs=FIRST),),
         tune=soften_kandinsky5,
     ),
     "sana_video": Recipe(
@@ -297,6 +297,7 @@ RECIPES = {
                 "HeliosPipeline",
                 default_frames=9,
                 fixed={**SHORT, "num_latent_frames_per_chunk": 3},
+                needs=FTFY,
             ),
         ),
     ),
