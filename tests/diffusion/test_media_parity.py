@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Videos and sounds: a mixed batch equals the stock pipeline, called alone (A-42, A-43)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import CHECKPOINTS
 from tests.diffusion.parity import MIXED, Ask, counted, load, served, stock
+from vllm_omni.diffusion.programs.diffusers.kit import Kit
+from vllm_omni.diffusion.programs.diffusers.rules import methods_of
+from vllm_omni.diffusion.spec import Component, Loaded
+from vllm_omni.errors import OmniClientError
 from vllm_omni.testing.diffusers_tiny import MODULES, Example, build, recipe
 from vllm_omni.testing.diffusers_tiny.media import AudioExample
 
@@ -20,7 +25,6 @@ ALWAYS = {
     "ace_step",
     "cogvideox",
     "cosmos2_v2w",
-    "helios",
     "hunyuan_video",
     "longcat_audio",
     "ltx",
@@ -48,12 +52,14 @@ class Listen(Ask):
 
 
 LOOK = (
-    *MIXED[:6],
+    *MIXED[:3],
+    replace(MIXED[3], prompt=MIXED[0].prompt),
+    *MIXED[4:6],
     Ask('a shop window that says "open"', steps=3, guidance=1.0, seed=7),
     Ask(MIXED[0].prompt, steps=5, guidance=2.0, seed=8),
 )
-"""A prompt that comes twice, since some families run only prompts of equal length together, and one
-with a text to be drawn, which some encode apart."""
+"""A prompt that comes thrice, since some families run only prompts of equal length together, and
+one with a text to be drawn, which some encode apart."""
 LISTEN = tuple(
     Listen(a.prompt, a.negative_prompt, a.height, a.width, a.steps, a.guidance, a.seed)
     for a in LOOK
@@ -92,3 +98,39 @@ def test_a_mixed_batch_equals_the_stock_pipeline(family: str, example: Example) 
             difference = (tensor - reference[modality]).abs().max()
             assert difference <= BOUND, f"{modality} of {asks[number]}: {difference}"
     assert len(together) < len(apart)
+
+
+def test_a_denoiser_without_rules_runs_right_one_call_at_a_time() -> None:
+    """Nothing has to be written for a model to be served."""
+    example = recipe("ltx").examples[0]
+    loaded = load(build("ltx", CHECKPOINTS / "diffusers" / "ltx"), example.pipeline)
+    unknown = type("UnknownTransformer", (nn.Module,), {"forward": lambda self: None})
+    components = dict(loaded.components)
+    components["transformer"] = Component(components["transformer"].module, methods_of(unknown()))
+    loaded = Loaded(components, loaded.assets)
+    with counted(loaded) as apart:
+        made = served(loaded, example, LOOK[:3])
+    assert len(apart) == sum(ask.steps for ask in LOOK[:3])
+    for result, ask in zip(made, LOOK, strict=False):
+        torch.testing.assert_close(result, stock(loaded, example, ask), atol=BOUND, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "media", "pipeline"),
+    [
+        ("ltx2", ("image",), "LTX2ImageToVideoPipeline"),
+        ("wan22_ti2v", ("image",), "WanImageToVideoPipeline"),
+        ("wan21_t2v", ("video",), "WanVideoToVideoPipeline"),
+        ("wan21_t2v", ("image",), None),
+    ],
+)
+def test_media_choose_among_the_pipelines_of_the_same_weights(
+    family: str, media: tuple[str, ...], pipeline: str | None
+) -> None:
+    folder = build(family, CHECKPOINTS / "diffusers" / family)
+    kit: Kit = load(folder, recipe(family).examples[0].pipeline).assets["kit"]
+    if pipeline is None:
+        with pytest.raises(OmniClientError, match="takes no `image`"):
+            kit.choose(media)
+    else:
+        assert type(kit.choose(media)).__name__ == pipeline

@@ -15,7 +15,7 @@ from diffusers.pipelines import auto_pipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
 
-from vllm_omni.config.diffusers import call_parameters
+from vllm_omni.config.diffusers import call_parameters, pipeline_class
 from vllm_omni.diffusion.program import Program
 from vllm_omni.errors import OmniClientError
 
@@ -166,15 +166,27 @@ _CHANGED: Mapping[str, tuple[str, ...]] = {
 
 def _siblings(base: DiffusionPipeline) -> Iterable[DiffusionPipeline]:
     families = {name for table in _TASKS for name, cls in table.items() if cls is type(base)}
-    seen = {type(base)}
-    for table in _TASKS:
-        for family in sorted(families):
-            cls = table.get(family)
-            if cls is None or cls in seen:
-                continue
-            seen.add(cls)
-            if (sibling := _sibling(base, cls)) is not None:
-                yield sibling
+    related = [table[family] for table in _TASKS for family in sorted(families) if family in table]
+    related += [pipeline_class(name) for name in _relatives(base)]
+    for cls in dict.fromkeys(related):
+        if cls is not type(base) and (sibling := _sibling(base, cls)) is not None:
+            yield sibling
+
+
+def _relatives(base: DiffusionPipeline) -> tuple[str, ...]:
+    """Classes for the same weights that are not in diffusers' tables."""
+    if type(base).__name__ == "WanPipeline" and base.config["expand_timesteps"]:
+        return ("WanImageToVideoPipeline",)  # Wan 2.2 TI2V; other Wans have weights for each task.
+    return _RELATIVES.get(type(base).__name__, ())
+
+
+_RELATIVES: Mapping[str, tuple[str, ...]] = {
+    "LTX2Pipeline": ("LTX2ImageToVideoPipeline",),
+    "SkyReelsV2DiffusionForcingPipeline": (
+        "SkyReelsV2DiffusionForcingImageToVideoPipeline",
+        "SkyReelsV2DiffusionForcingVideoToVideoPipeline",
+    ),
+}
 
 
 def _sibling(base: DiffusionPipeline, cls: type[DiffusionPipeline]) -> DiffusionPipeline | None:
