@@ -37,6 +37,7 @@ GROUPS = (
     Group("server", ("tests/entrypoints", "tests/dfx", "tests/engine"), attempts=2),
     Group("reliability", ("tests/dfx/reliability",), attempts=2),
     Group("checkpoints", ("tests/testing", "tests/observability")),
+    Group("diffusion", ("tests/diffusion",)),
     Group("parts", ()),
     Group("models", ("tests/models",)),
 )

@@ -177,7 +177,7 @@ def test_root_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
         rarely(TERM, False, id="d-SIGTERM"),
         rarely(INT, False, id="e-SIGINT"),
         pytest.param(TERM, True, id="k-SIGTERM-loaded"),
-        pytest.param(INT, True, id="l-SIGINT-loaded"),
+        rarely(INT, True, id="l-SIGINT-loaded"),
     ],
 )
 def test_root_asked_to_end(model: Path, tmp_path: Path, number: int, loaded: bool) -> None:
@@ -231,7 +231,7 @@ def test_all_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
         ]
 
 
-@pytest.mark.parametrize("loaded", [rarely(False, id="g-idle"), pytest.param(True, id="n-loaded")])
+@pytest.mark.parametrize("loaded", [rarely(False, id="g-idle"), rarely(True, id="n-loaded")])
 def test_all_asked_to_end(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30g, A-30n."""
     with serving(model, tmp_path) as live:
