@@ -72,10 +72,10 @@ MIXED = (
 """Different steps, guidance, prompt lengths, negative prompts, sizes and seeds."""
 
 
-def load(folder: Path, pipeline: str) -> Loaded:
+def load(folder: Path, pipeline: str, dtype: torch.dtype = torch.float32) -> Loaded:
     """The checkpoint as a stage loads it, for one pipeline class."""
-    cpu = torch.device("cpu")
-    return image_program.load(LoadContext(str(folder), cpu, model_class_name=pipeline))
+    context = LoadContext(str(folder), torch.device("cpu"), dtype, model_class_name=pipeline)
+    return image_program.load(context)
 
 
 Made = Mapping[str, torch.Tensor]

@@ -19,6 +19,10 @@ IMAGES = (
     "llm_encoders",
 )
 BOUND = 1e-4
+DOUBLE = {"LongCatImageEditPipeline"}
+"""Compared in double precision: their VAE reads a megapixel whose channels come last, and torch's
+GroupNorm on a CPU adds such up one by one. In single precision it is off by 5e-4 by itself, by
+another amount for every batch size."""
 
 
 def cases() -> list[object]:
@@ -35,7 +39,8 @@ def test_a_mixed_batch_equals_the_stock_pipeline(
     family: str, example: Example, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = build(family, CHECKPOINTS / "diffusers" / family)
-    loaded = load(folder, example.pipeline)
+    dtype = torch.float64 if example.pipeline in DOUBLE else torch.float32
+    loaded = load(folder, example.pipeline, dtype)
     asks = MIXED[:3] if example.heavy else MIXED
     with counted(loaded) as together:
         made = served(loaded, example, asks)

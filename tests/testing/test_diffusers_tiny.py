@@ -8,29 +8,24 @@ import diffusers
 import pytest
 import torch
 
+from tests.conftest import CHECKPOINTS
 from vllm_omni.testing.diffusers_tiny import FAMILIES, Example, build, recipe
-from vllm_omni.testing.diffusers_tiny.media import AudioExample, VideoExample
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
 
 SEEN = 1e-2
 """A difference in some pixel, of 1, that no rounding makes."""
 
+ALWAYS = ("sd15", "z_image")
 OTHER_PROMPT = "a long and quite different description of blue rings"
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("diffusers")
 
 
 def cases() -> list[object]:
     found = []
     for family in FAMILIES:
         for example in recipe(family).examples:
-            # Those of videos and sounds are loaded and asked by the tests of their parity, too.
-            heavy = example.heavy or isinstance(example, VideoExample | AudioExample)
-            marks = [pytest.mark.full_model] if heavy else []
+            # The tests of parity load and ask them all, too.
+            marks = [] if family in ALWAYS else [pytest.mark.full_model]
             if missing := [name for name in example.needs if find_spec(name) is None]:
                 marks.append(pytest.mark.skip(reason=f"diffusers needs {', '.join(missing)}"))
             found.append(
@@ -47,10 +42,8 @@ def make(pipeline: diffusers.DiffusionPipeline, example: Example, **changes: obj
 
 
 @pytest.mark.parametrize(("family", "example"), cases())
-def test_checkpoint_loads_and_its_prompts_matter(
-    family: str, example: Example, checkpoints: Path
-) -> None:
-    folder = build(family, checkpoints / family)
+def test_checkpoint_loads_and_its_prompts_matter(family: str, example: Example) -> None:
+    folder = build(family, CHECKPOINTS / "diffusers" / family)
     first = example is recipe(family).examples[0]
     loader = diffusers.DiffusionPipeline if first else getattr(diffusers, example.pipeline)
     pipeline = loader.from_pretrained(folder)
