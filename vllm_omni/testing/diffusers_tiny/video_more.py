@@ -246,8 +246,8 @@ def helios() -> HeliosPipeline:
 
 
 def soften_kandinsky5(pipeline: Kandinsky5T2VPipeline) -> None:
-    """Large steps make latents that the normalization of the first frame blows up, rounding too."""
-    pipeline.transformer.out_layer.out_layer.weight.mul_(0.3)
+    """Steps as large as the random weights make them multiply rounding errors from step to step."""
+    pipeline.transformer.out_layer.out_layer.weight.mul_(0.1)
 
 
 FIRST = {"image": first_frame}

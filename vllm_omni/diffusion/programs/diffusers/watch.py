@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a scheduler's steps tell about a request: how far it is, and its latents on the way."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -57,7 +58,20 @@ def _watched_class(cls: type) -> type:
         own[_ON_STEP](Step(own[_DONE], len(self.timesteps), latents, clean))
         return result
 
-    members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "step": step}
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        """A copy that says nothing: LTX-2 makes the same steps for its sound with one."""
+        plain = object.__new__(cls)
+        memo[id(self)] = plain
+        own = {n: value for n, value in vars(self).items() if n not in (_ON_STEP, _DONE)}
+        plain.__dict__ = copy.deepcopy(own, memo)
+        return plain
+
+    members = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "step": step,
+        "__deepcopy__": __deepcopy__,
+    }
     return type(cls)(cls.__name__, (cls,), members)
 
 
