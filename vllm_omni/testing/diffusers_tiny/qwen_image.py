@@ -63,6 +63,14 @@ def steady(pipeline: QwenImageEditPipeline | QwenImageLayeredPipeline) -> None:
     steady_norms(pipeline.vae)
 
 
+def steady_and_heard(pipeline: QwenImageEditPipeline) -> None:
+    """Beside the tokens of an input picture, those of a prompt are few."""
+    steady(pipeline)
+    for block in pipeline.transformer.transformer_blocks:
+        block.attn.norm_added_k.weight.mul_(6)
+        block.attn.add_v_proj.weight.mul_(6)
+
+
 def _scheduler() -> object:
     return flow_match(use_dynamic_shifting=True)
 
@@ -110,7 +118,7 @@ RECIPES = {
                 heavy=True,
             ),
         ),
-        tune=steady,
+        tune=steady_and_heard,
     ),
     "qwen_image_layered": Recipe(
         qwen_image_layered,
