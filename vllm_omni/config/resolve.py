@@ -170,6 +170,10 @@ _OF_PIPELINES = (
     "vae_use_slicing",
     "vae_use_tiling",
     "prompt_embedding_cache_mb",
+    "lora_modules",
+    "lora_path",
+    "lora_scale",
+    "max_loras",
 )
 
 

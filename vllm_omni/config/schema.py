@@ -252,6 +252,31 @@ class StageKeys(Section):
         flag=DIFFUSION,
         ge=0,
     )
+    lora_modules: dict[str, str] | None = key(
+        "Adapters that requests may name, each with its folder, file or hub name. The flag is "
+        "vLLM's: `--lora-modules name=path`. An adapter is loaded when a request first names it.",
+        engines=DIFFUSION,
+        flag=BOTH,
+    )
+    lora_path: str | None = key(
+        "Adapter of requests that name none: folder, file or hub name. Loaded at the start.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    lora_scale: Float | None = key(
+        "Strength of the adapter at `lora_path`. Default 1.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        ge=-100,
+        le=100,
+    )
+    max_loras: Int | None = key(
+        "Most adapters on the device at a time; of a diffusion stage, the one that was used least "
+        "recently goes first, and comes back when it is needed. Default there: 8.",
+        engines=BOTH,
+        flag=BOTH,
+        ge=1,
+    )
 
 
 class EngineExtras(StageKeys):

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
+from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
@@ -55,13 +56,17 @@ def load(ctx: LoadContext) -> Loaded:
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(ctx.device)
     kit = Kit.of(pipeline)
+    adapters = Adapters.of(pipeline, ctx)
     components = {}
     for name, module in kit.models().items():
         module.eval().requires_grad_(False)
-        components[name] = Component(module, methods_of(module))
-    return Loaded(
-        components, {"kit": kit, "embeddings": EmbeddingCache(ctx.prompt_embedding_cache_bytes)}
-    )
+        components[name] = Component(module, methods_of(module), adapters.within(name))
+    assets = {
+        "kit": kit,
+        "embeddings": EmbeddingCache(ctx.prompt_embedding_cache_bytes),
+        "adapters": adapters,
+    }
+    return Loaded(components, assets)
 
 
 def _why(model: str, index: Mapping[str, Any], error: Exception) -> str:

@@ -12,6 +12,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from vllm_omni.config.diffusers import modality_of
 from vllm_omni.diffusion.program import Program
+from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments, field_named_in
 from vllm_omni.diffusion.programs.diffusers.embeddings import (
     EmbeddingCache,
@@ -32,12 +33,16 @@ def run(ctx: Program) -> None:
     """Run the pipeline that the request needs; emits progress, previews and what it made."""
     kit: Kit = ctx.assets["kit"]
     cache: EmbeddingCache = ctx.assets["embeddings"]
+    adapters: Adapters = ctx.assets["adapters"]
     message = ctx.receive()
     request = msgspec.convert(dict(message.options), GenerationRequest)
     chosen = kit.choose(request.media)
     pipeline = kit.private(chosen, ctx)
     arguments = call_arguments(chosen, request, message.tensors, ctx.device)
     own = vars(pipeline)
+    variants = adapters.variants(request.params.lora)
+    for name, variant in variants.items():
+        ctx.vary(name, variant)
     for name, part in kit.parts.items():
         if name in own and is_encoder(name, part):
             own[name] = cache.view(name, own[name])
