@@ -164,7 +164,8 @@ def _add_stage_flags(group: argparse._ArgumentGroup) -> None:
             action = argparse.BooleanOptionalAction
             group.add_argument(*options, dest=name, action=action, default=None, help=text)
         else:
-            group.add_argument(*options, dest=name, type=kind, default=None, help=text)
+            parse = _json_value if kind is dict else kind
+            group.add_argument(*options, dest=name, type=parse, default=None, help=text)
 
 
 def _add_idle_flag(group: argparse._ArgumentGroup, name: str, entry: IdleKey) -> None:

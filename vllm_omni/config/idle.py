@@ -90,8 +90,6 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     # performance
     "step_execution": _flag("bool", "Schedule denoising step by step; always so here."),
     "request_batch_max_wait_ms": _flag("float", "Longest wait for a fuller batch."),
-    "cache_backend": _flag("str", "Step cache (`cache_dit`, `tea_cache`, ...)."),
-    "cache_config": _flag("json", "Settings of the step cache."),
     "enable_cache_dit_summary": _flag("bool", "Log cache-dit's summary of each request."),
     "diffusion_compile_granularity": _flag("str", "`regional` or `full`."),
     "diffusion_compile_dynamic": _flag("bool", "Compile for dynamic shapes."),

@@ -61,6 +61,8 @@ class DiffusionStageConfig:
     lora_path: str | None = None
     lora_scale: float = 1.0
     max_loras: int = 8
+    cache_backend: str = "none"
+    cache_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,6 +174,8 @@ _OF_PIPELINES = (
     "lora_path",
     "lora_scale",
     "max_loras",
+    "cache_backend",
+    "cache_config",
 )
 
 

@@ -42,6 +42,8 @@ class LoadContext:
         lora_path: Adapter of requests that name none.
         lora_scale: Its strength.
         max_loras: Most adapters on the device at a time.
+        cache_backend: Step cache of the denoisers, or `none`.
+        cache_config: Its settings.
     """
 
     model: str
@@ -60,6 +62,8 @@ class LoadContext:
     lora_path: str | None = None
     lora_scale: float = 1.0
     max_loras: int = 8
+    cache_backend: str = "none"
+    cache_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

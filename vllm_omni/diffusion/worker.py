@@ -96,6 +96,8 @@ class Worker:
             lora_path=settings.lora_path,
             lora_scale=settings.lora_scale,
             max_loras=settings.max_loras,
+            cache_backend=settings.cache_backend,
+            cache_config=settings.cache_config,
         )
         with torch.inference_mode():
             loaded = spec.load(context)

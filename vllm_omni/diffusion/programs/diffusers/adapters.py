@@ -4,7 +4,7 @@
 Weights of the model stay as they are. diffusers (through peft) puts a layer around each that an
 adapter changes; with no adapter active it passes its input straight to the layer inside. What is
 active is a property of a model, so requests with different adapters, or with one at different
-strengths, never share a forward: each is a variant of the model (`Component.within`).
+strengths, never share a forward: each is a variant of the model (`variants.py`).
 
 An adapter is loaded when it is first needed. If there are too many, the one that was used least
 recently goes, even if a request that still runs uses it: its next forward loads it again.
@@ -12,10 +12,8 @@ recently goes, even if a request that still runs uses it: its next forward loads
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -120,8 +118,8 @@ class Adapters:
         """Paths of those on the device, the least recently used first."""
         return tuple(self._resident)
 
-    def variants(self, lora: Lora | None) -> Mapping[str, Hashable]:
-        """What a request's components are to be, by name; those not in here are as they are.
+    def wanted(self, lora: Lora | None) -> Mapping[str, Active]:
+        """What a request's components are to run with, by name; those not in here with none.
 
         Raises:
             OmniClientError: There is no such adapter.
@@ -131,16 +129,6 @@ class Adapters:
         if active is None:
             return {}
         return dict.fromkeys(self._loaded(active.path).components, active)
-
-    def within(self, component: str) -> Callable[[Hashable], AbstractContextManager[None]]:
-        """See `Component.within`."""
-        return partial(self._with, component)
-
-    @contextmanager
-    def _with(self, component: str, variant: Hashable) -> Iterator[None]:
-        assert variant is None or isinstance(variant, Active)
-        self._activate(component, variant)
-        yield
 
     def _asked_for(self, lora: Lora) -> Active:
         path = self._known.get(lora.name) if lora.path is None else lora.path
@@ -157,7 +145,8 @@ class Adapters:
             )
         return Active(path, lora.scale)
 
-    def _activate(self, component: str, wanted: Active | None) -> None:
+    def activate(self, component: str, wanted: Active | None) -> None:
+        """Let a component run with an adapter from now on, or with none."""
         if wanted is not None:
             adapter = self._loaded(wanted.path)
         if component in self._active and self._active[component] == wanted:
