@@ -164,3 +164,10 @@ def test_flags_without_effect_say_so(
 
 def test_help_can_be_formatted(parser: argparse.ArgumentParser) -> None:
     assert "--stage-overrides" in argparse.ArgumentParser.format_help(parser)
+
+
+def test_adapters_of_an_autoregressive_entry_are_vllms_own(plan_of: Any) -> None:
+    made = plan_of("--lora-modules", "a=/adapters/a", "b=/adapters/b", "--max-loras", "2")
+    assert made.entry.engine_args["max_loras"] == 2
+    assert "lora_modules" not in made.entry.engine_args
+    assert made.stage("decoder").diffusion.lora_modules == {}

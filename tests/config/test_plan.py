@@ -441,14 +441,14 @@ def test_idle_keys_are_named_once(plan: Planner, caplog: pytest.LogCaptureFixtur
         "stages": [stage(1, silence_ban_frames=3, engine_extras={"engine_backend": "x"})],
     }
     with caplog.at_level(logging.WARNING):
-        plan(deploy, cli={"cache_backend": "x", "shm_threshold_bytes": 1})
-        plan(deploy, cli={"cache_backend": "x"})
+        plan(deploy, cli={"lora_backend": "x", "shm_threshold_bytes": 1})
+        plan(deploy, cli={"lora_backend": "x"})
     told = [record.getMessage() for record in caplog.records]
     assert told.count("deploy config: speech_cache: accepted, has no effect yet") == 1
     assert (
         told.count("deploy config: stages[0].silence_ban_frames: accepted, has no effect yet") == 1
     )
-    assert told.count("--cache-backend: accepted, has no effect yet") == 1
+    assert told.count("--lora-backend: accepted, has no effect yet") == 1
     assert any(t.startswith("--shm-threshold-bytes: deprecated and without effect") for t in told)
     assert any(t.startswith("deploy config: edges: deprecated") for t in told)
     assert any(t.startswith("deploy config: stages[0].engine_backend: deprecated") for t in told)

@@ -96,7 +96,7 @@ def served(loaded: Loaded, example: Example, asks: Sequence[Ask]) -> list[Made]:
     scheduler = CallScheduler(len(asks), cost=Unmeasured())
     engine = Engine(image_program, loaded, scheduler=scheduler)
     for number, ask in enumerate(asks):
-        engine.add(str(number), _message(example, ask))
+        engine.add(str(number), to_message(example, ask))
     done: dict[str, Made] = {}
     while engine.has_work:
         for emission in engine.step():
@@ -132,7 +132,7 @@ def _pipeline(loaded: Loaded) -> DiffusionPipeline:
     return kit.base
 
 
-def _message(example: Example, ask: Ask) -> Message:
+def to_message(example: Example, ask: Ask) -> Message:
     """The request as a client sends it."""
     given = ask.arguments(example)
     texts = {name: given.pop(name, None) for name in ("prompt", "negative_prompt")}

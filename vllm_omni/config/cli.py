@@ -164,7 +164,8 @@ def _add_stage_flags(group: argparse._ArgumentGroup) -> None:
             action = argparse.BooleanOptionalAction
             group.add_argument(*options, dest=name, action=action, default=None, help=text)
         else:
-            group.add_argument(*options, dest=name, type=kind, default=None, help=text)
+            parse = _json_value if kind is dict else kind
+            group.add_argument(*options, dest=name, type=parse, default=None, help=text)
 
 
 def _add_idle_flag(group: argparse._ArgumentGroup, name: str, entry: IdleKey) -> None:
@@ -247,7 +248,7 @@ def plan_from_args(args: argparse.Namespace, explicit: Mapping[str, Any]) -> Dep
     return build_plan(
         _model(args),
         deploy_config=args.deploy_config,
-        cli={name: value for name, value in explicit.items() if is_stage_flag(name)},
+        cli=_stage_flags(explicit),
         stage_overrides=args.stage_overrides,
         default_sampling_params=args.default_sampling_params,
         async_chunk=args.async_chunk,
@@ -262,6 +263,13 @@ def plan_from_args(args: argparse.Namespace, explicit: Mapping[str, Any]) -> Dep
         served_model_name=args.served_model_name,
         limits=_limits(args),
     )
+
+
+def _stage_flags(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    flags = {name: value for name, value in explicit.items() if is_stage_flag(name)}
+    if (modules := flags.get("lora_modules")) is not None:
+        flags["lora_modules"] = {module.name: module.path for module in modules}
+    return flags
 
 
 def _limits(args: argparse.Namespace) -> ServingLimits:

@@ -33,6 +33,7 @@ ENTRY_ONLY = frozenset(
         "limit_mm_per_prompt",
         "logits_processors",
         "lora_dtype",
+        "lora_modules",
         "lora_target_modules",
         "max_cpu_loras",
         "max_logprobs",

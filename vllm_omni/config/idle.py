@@ -68,9 +68,7 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "diffusers_load_kwargs": _flag("json", "Arguments for diffusers' `from_pretrained`."),
     "diffusers_call_kwargs": _flag("json", "Arguments for each call of the pipeline."),
     "custom_pipeline_args": _flag("json", "Arguments for a custom pipeline."),
-    "lora_path": _flag("str", "LoRA to load at start-up."),
     "lora_backend": _flag("str", "`peft` or `distill`."),
-    "lora_scale": _flag("float", "Strength of the LoRA."),
     "hsdp_weight_load_strategy": _flag("str", "`full` or `pre_sharded`."),
     "disable_multithread_weight_load": _flag("bool", "Load weights in one thread."),
     "enable_broadcast_weight_load": _flag("bool", "Rank 0 reads weights, the others receive."),
@@ -92,8 +90,6 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     # performance
     "step_execution": _flag("bool", "Schedule denoising step by step; always so here."),
     "request_batch_max_wait_ms": _flag("float", "Longest wait for a fuller batch."),
-    "cache_backend": _flag("str", "Step cache (`cache_dit`, `tea_cache`, ...)."),
-    "cache_config": _flag("json", "Settings of the step cache."),
     "enable_cache_dit_summary": _flag("bool", "Log cache-dit's summary of each request."),
     "diffusion_compile_granularity": _flag("str", "`regional` or `full`."),
     "diffusion_compile_dynamic": _flag("bool", "Compile for dynamic shapes."),

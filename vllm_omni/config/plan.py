@@ -57,6 +57,12 @@ class DiffusionStageConfig:
     vae_use_slicing: bool = False
     vae_use_tiling: bool = False
     prompt_embedding_cache_mb: float = 256.0
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
+    lora_path: str | None = None
+    lora_scale: float = 1.0
+    max_loras: int = 8
+    cache_backend: str = "none"
+    cache_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

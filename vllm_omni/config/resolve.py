@@ -170,6 +170,12 @@ _OF_PIPELINES = (
     "vae_use_slicing",
     "vae_use_tiling",
     "prompt_embedding_cache_mb",
+    "lora_modules",
+    "lora_path",
+    "lora_scale",
+    "max_loras",
+    "cache_backend",
+    "cache_config",
 )
 
 

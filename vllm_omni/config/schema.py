@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,6 +32,8 @@ from vllm_omni.config.problems import (
 )
 
 PLATFORMS = ("cpu", "cuda", "musa", "npu", "rocm", "xpu")
+
+STEP_CACHES = ("none", "first_block", "mag_cache", "taylorseer")
 
 Engine = Literal["ar", "diffusion"]
 AR: tuple[Engine, ...] = ("ar",)
@@ -69,6 +72,19 @@ def _max_model_len(value: Any) -> Any:
     if value in (0, False):
         raise ValueError("should be at least 1, or auto")
     return _number(value)
+
+
+def _cache_backend(value: str) -> str:
+    if value == "cache_dit":
+        raise ValueError(
+            "cache-dit keeps its state per pipeline, and here requests take turns at every step; "
+            "the nearest one is first_block"
+        )
+    if value not in STEP_CACHES:
+        near = "; the nearest one is first_block" if value == "tea_cache" else ""
+        near = near or did_you_mean(value, STEP_CACHES)
+        raise ValueError(f"should be one of {', '.join(STEP_CACHES)}{near}")
+    return value
 
 
 def _env_value(value: Any) -> Any:
@@ -252,6 +268,45 @@ class StageKeys(Section):
         flag=DIFFUSION,
         ge=0,
     )
+    lora_modules: dict[str, str] | None = key(
+        "Adapters that requests may name, each with its folder, file or hub name. The flag is "
+        "vLLM's: `--lora-modules name=path`. An adapter is loaded when a request first names it.",
+        engines=DIFFUSION,
+        flag=BOTH,
+    )
+    lora_path: str | None = key(
+        "Adapter of requests that name none: folder, file or hub name. Loaded at the start.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    lora_scale: Float | None = key(
+        "Strength of the adapter at `lora_path`. Default 1.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        ge=-100,
+        le=100,
+    )
+    max_loras: Int | None = key(
+        "Most adapters on the device at a time; of a diffusion stage, the one that was used least "
+        "recently goes first, and comes back when it is needed. Default there: 8.",
+        engines=BOTH,
+        flag=BOTH,
+        ge=1,
+    )
+    cache_backend: Annotated[str, AfterValidator(_cache_backend)] | None = key(
+        "Step cache, which leaves out blocks of the transformer where they would change little: "
+        f"{', '.join(STEP_CACHES)}. Calls of the transformer then run one at a time. Default: "
+        "`none`.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    cache_config: dict[str, Any] | None = key(
+        "Settings of the step cache, as diffusers calls them: `threshold` (`first_block`), "
+        "`mag_ratios` (a list, or `flux`) and `num_inference_steps` (`mag_cache`), "
+        "`cache_interval` (`taylorseer`), ...",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
 
 
 class EngineExtras(StageKeys):
@@ -424,9 +479,10 @@ def describe(name: str) -> str:
 
 
 def key_type(name: str) -> type:
-    """A stage key's plain type: bool, int, float or str."""
+    """A stage key's plain type: bool, int, float, str or dict."""
     (kind,) = (t for t in get_args(StageKeys.model_fields[name].annotation) if t is not NoneType)
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_origin(kind) or kind
 
 
 def _meta(section: type[Section], name: str, entry: str) -> tuple[Engine, ...]:

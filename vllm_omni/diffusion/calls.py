@@ -23,6 +23,7 @@ class Call:
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         job: What of the caller's work the call belongs to.
+        variant: What the component is to be for it (see `Component.within`).
         autocast: The caller's autocast settings, under which the call runs.
         signature: Calls of one collator with equal signatures can run together.
         rows: Leading size of the call's batched arguments; 1 if it has none.
@@ -41,6 +42,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     job: Job = field(default_factory=Job)
+    variant: Hashable = None
     autocast: Autocast = ()
     signature: Hashable = None
     rows: int = 1
@@ -58,7 +60,7 @@ class Call:
     def group(self) -> "GroupKey":
         """Calls of equal groups can run in one forward. To be asked for once all is filled in."""
         if self._group is None:
-            self._group = GroupKey(self.collator, self.autocast, self.signature)
+            self._group = GroupKey(self.collator, self.autocast, self.signature, self.variant)
         return self._group
 
 

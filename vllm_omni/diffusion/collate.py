@@ -9,7 +9,7 @@ no other runs alone, untouched.
 import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
 from functools import partial
 from itertools import accumulate
@@ -35,6 +35,7 @@ class Collator:
         rules: What is known about the method.
         device: Where the component is. Arguments are moved there, results back to where the
             call's batched arguments were.
+        within: See `Component`.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Collator:
         parameters: inspect.Signature,
         rules: CallRules,
         device: torch.device,
+        within: Callable[[Hashable], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.function = function
+        self._within = within
         self.rules = rules
         self.max_batch = rules.max_batch
         """Calls per forward; set to 1 when the method proves not to be batchable."""
@@ -99,6 +102,8 @@ class Collator:
         with ExitStack() as stack:
             for device_type, dtype in first.autocast:
                 stack.enter_context(torch.autocast(device_type, dtype))
+            if self._within is not None:
+                stack.enter_context(self._within(first.variant))
             return self.function(*args, **kwargs)
 
     def _arguments(self, call: Call) -> list[tuple[str, Any, Rule | None]]:

@@ -322,7 +322,7 @@ def _serve(component: Component) -> ServedComponent:
             continue
         function = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(module.forward if method == "forward" else function)
-        collators[method] = Collator(function, parameters, rules, device)
+        collators[method] = Collator(function, parameters, rules, device, component.within)
 
     def park(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call_component(collators[method], args, kwargs)

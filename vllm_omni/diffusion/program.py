@@ -2,7 +2,7 @@
 """What a running program sees of the engine."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -77,6 +77,7 @@ class Program:
         generator: A CPU generator of its own, seeded with `seed`. The global generators are its
             own too while it runs, and start as `torch.manual_seed(seed)` leaves them.
         assets: What the loader shares with all programs of the replica.
+        variants: What components are to be for it, by the method called (see `vary`).
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Program:
         self.aborted = False
         self.state = ProgramState(seed, device)
         self.job = job
+        self.variants: dict[Collator, Hashable] = {}
         self._components = components
         self._emit = emit
 
@@ -113,6 +115,16 @@ class Program:
             cls: Its class, for type checkers only.
         """
         return cast(T, self._components[name].proxy)
+
+    def vary(self, component: str, variant: Hashable) -> None:
+        """From now on call a component as a variant of itself (see `Component.within`)."""
+        for collator in self._components[component].collators.values():
+            self.variants[collator] = variant
+
+    def variant(self, component: str) -> Hashable:
+        """What a component is to be for it; None as it is."""
+        collators = self._components[component].collators.values()
+        return next((self.variants[each] for each in collators if each in self.variants), None)
 
     def expect(self, component: str, calls: int, method: str = "forward") -> None:
         """Say how many calls of a component will follow, for the order in which requests run.
@@ -169,4 +181,5 @@ def call_component(collator: Collator, args: tuple[Any, ...], kwargs: dict[str, 
     program = current_program()
     if program is None:
         return collator.function(*args, **kwargs)
-    return program.switch_to_engine(Call(program, collator, args, kwargs, program.job))
+    variant = program.variants.get(collator)
+    return program.switch_to_engine(Call(program, collator, args, kwargs, program.job, variant))

@@ -6,7 +6,8 @@ A program is a module-level `ProgramSpec`, which a stage names by its dotted pat
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,12 @@ class LoadContext:
         vae_use_slicing: Decode a batch one by one.
         vae_use_tiling: Decode in tiles.
         prompt_embedding_cache_bytes: Most memory for what text encoders made; 0 for none.
+        lora_modules: Adapters that requests may name: folder, file or hub name of each.
+        lora_path: Adapter of requests that name none.
+        lora_scale: Its strength.
+        max_loras: Most adapters on the device at a time.
+        cache_backend: Step cache of the denoisers, or `none`.
+        cache_config: Its settings.
     """
 
     model: str
@@ -51,6 +58,12 @@ class LoadContext:
     vae_use_slicing: bool = False
     vae_use_tiling: bool = False
     prompt_embedding_cache_bytes: int = 0
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
+    lora_path: str | None = None
+    lora_scale: float = 1.0
+    max_loras: int = 8
+    cache_backend: str = "none"
+    cache_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +73,14 @@ class Component:
     Attributes:
         module: The model, in evaluation mode, on its device.
         methods: Methods that park, with their rules. `forward` means calling the module.
+        within: Makes the module a variant of itself (one with an adapter, say) for one forward.
+            Programs name theirs by `Program.vary`, None is the module as it is. Calls of
+            different variants never run together.
     """
 
     module: nn.Module
     methods: Mapping[str, CallRules] = field(default_factory=lambda: {"forward": CallRules()})
+    within: Callable[[Hashable], AbstractContextManager[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

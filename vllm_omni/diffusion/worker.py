@@ -92,6 +92,12 @@ class Worker:
             vae_use_slicing=settings.vae_use_slicing,
             vae_use_tiling=settings.vae_use_tiling,
             prompt_embedding_cache_bytes=int(settings.prompt_embedding_cache_mb * 2**20),
+            lora_modules=settings.lora_modules,
+            lora_path=settings.lora_path,
+            lora_scale=settings.lora_scale,
+            max_loras=settings.max_loras,
+            cache_backend=settings.cache_backend,
+            cache_config=settings.cache_config,
         )
         with torch.inference_mode():
             loaded = spec.load(context)

@@ -82,7 +82,7 @@ class Omni:
             cli=engine_args,
             flag_style="{name}",
         )
-        self._requests = RequestFactory(plan)
+        self._requests = RequestFactory(plan, owner=True)
         self.pipeline = plan.pipeline
         self._calls = threading.Lock()
         self._launched = launch_pipeline(plan)

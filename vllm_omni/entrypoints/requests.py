@@ -19,7 +19,7 @@ from vllm_omni.engine.sampling import (
 )
 from vllm_omni.entrypoints.generation_inputs import generation_input, merged_params
 from vllm_omni.errors import OmniClientError
-from vllm_omni.generation import OmniDiffusionSamplingParams
+from vllm_omni.generation import Lora, OmniDiffusionSamplingParams
 
 StageParams = SamplingParams | OmniDiffusionSamplingParams | Mapping[str, Any] | None
 """What a caller may say about one stage."""
@@ -44,9 +44,11 @@ class RequestFactory:
 
     Args:
         plan: The deployment.
+        owner: Requests come from whoever owns this machine: they may name its files.
     """
 
-    def __init__(self, plan: DeploymentPlan) -> None:
+    def __init__(self, plan: DeploymentPlan, *, owner: bool = False) -> None:
+        self._owner = owner
         self._pipeline = plan.pipeline
         self._entry_id = self._pipeline.stage_id(self._pipeline.entry.name)
         self._constraints = [_constraints(stage, plan) for stage in plan.stages]
@@ -78,6 +80,8 @@ class RequestFactory:
         if self._pipeline.entry.takes_generation:
             given, field = self._entry_params(sampling_params, sampling_params_list)
             generation = merged_params(self._entry_defaults, given, field)
+            if generation.lora is not None and not self._owner:
+                _check_lora(generation.lora, field)
             return Submit(
                 request_id=request_id,
                 prompt=generation_input(prompt, generation),
@@ -197,6 +201,15 @@ def _check_kwargs(given: Mapping[str, Any]) -> None:
             )
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
             raise _wrong_type(name, f"a {wanted.__name__}", value)
+
+
+def _check_lora(lora: Lora, field: str) -> None:
+    if lora.path is not None:
+        raise OmniClientError(
+            f"`{field}.lora.path`: name an adapter that the server knows; its operator says which "
+            "(--lora-modules name=path)",
+            param=f"{field}.lora.path",
+        )
 
 
 def _wrong_type(

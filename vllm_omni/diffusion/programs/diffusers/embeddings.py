@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vllm_omni.diffusion.collate import iter_tensors
+from vllm_omni.diffusion.program import current_program
 from vllm_omni.diffusion.proxy import make_proxy
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -72,7 +73,9 @@ def remembering(name: str, encoder: ModuleT, cache: EmbeddingCache) -> ModuleT:
     """A view of an encoder's proxy that asks the cache first; to be made once per replica."""
 
     def call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key = _key(name, args, kwargs)
+        program = current_program()
+        variant = None if program is None else program.variant(name)
+        key = _key(repr((name, variant)), args, kwargs)
         if key is None:
             return encoder(*args, **kwargs)
         result = cache.get(key)

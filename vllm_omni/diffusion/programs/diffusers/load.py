@@ -19,9 +19,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
+from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
+from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
+from vllm_omni.diffusion.programs.diffusers.variants import within
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.errors import OmniConfigError
 
@@ -55,13 +58,18 @@ def load(ctx: LoadContext) -> Loaded:
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(ctx.device)
     kit = Kit.of(pipeline)
+    adapters, cache = Adapters.of(pipeline, ctx), StepCache.of(pipeline, ctx)
     components = {}
     for name, module in kit.models().items():
         module.eval().requires_grad_(False)
-        components[name] = Component(module, methods_of(module))
-    return Loaded(
-        components, {"kit": kit, "embeddings": EmbeddingCache(ctx.prompt_embedding_cache_bytes)}
-    )
+        components[name] = Component(module, methods_of(module), within(name, adapters, cache))
+    assets = {
+        "kit": kit,
+        "embeddings": EmbeddingCache(ctx.prompt_embedding_cache_bytes),
+        "adapters": adapters,
+        "step_cache": cache,
+    }
+    return Loaded(components, assets)
 
 
 def _why(model: str, index: Mapping[str, Any], error: Exception) -> str:

@@ -12,6 +12,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from vllm_omni.config.diffusers import modality_of
 from vllm_omni.diffusion.program import Program
+from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments, field_named_in
 from vllm_omni.diffusion.programs.diffusers.embeddings import (
     EmbeddingCache,
@@ -20,6 +21,8 @@ from vllm_omni.diffusion.programs.diffusers.embeddings import (
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.preview import can_preview, decode, preview_steps
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
+from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
+from vllm_omni.diffusion.programs.diffusers.variants import varied
 from vllm_omni.diffusion.programs.diffusers.watch import Step, watched
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest
@@ -32,15 +35,22 @@ def run(ctx: Program) -> None:
     """Run the pipeline that the request needs; emits progress, previews and what it made."""
     kit: Kit = ctx.assets["kit"]
     cache: EmbeddingCache = ctx.assets["embeddings"]
+    adapters: Adapters = ctx.assets["adapters"]
+    step_cache: StepCache = ctx.assets["step_cache"]
     message = ctx.receive()
     request = msgspec.convert(dict(message.options), GenerationRequest)
     chosen = kit.choose(request.media)
     pipeline = kit.private(chosen, ctx)
     arguments = call_arguments(chosen, request, message.tensors, ctx.device)
     own = vars(pipeline)
+    wanted = adapters.wanted(request.params.lora)
     for name, part in kit.parts.items():
-        if name in own and is_encoder(name, part):
+        if name not in own:
+            continue
+        if is_encoder(name, part):
             own[name] = cache.view(name, own[name])
+        if name in wanted or name in step_cache:
+            own[name] = varied(ctx, name, own[name], wanted.get(name), step_cache)
     schedulers = {n: own[n] for n, p in kit.parts.items() if isinstance(p, SchedulerMixin)}
     denoisers = tuple(n for n in kit.models() if n.startswith(DENOISERS) and n in own)
     facts: dict[str, int | float | str] = {"seed": request.params.seed or 0}
@@ -61,6 +71,7 @@ def run(ctx: Program) -> None:
     try:
         call.run()
     finally:
+        step_cache.forget(ctx.request_id)
         # The pipeline, its schedulers and the call know each other: let go of all of it at once.
         own.clear()
         arguments.clear()
