@@ -8,7 +8,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from tests.conftest import CHECKPOINTS
-from tests.diffusion.parity import Ask, counted, models, served, stock, to_message
+from tests.diffusion.parity import Ask, counted, served, stock, to_message
 from vllm_omni.config.build import build_plan
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.programs.diffusers import image as image_program
@@ -90,7 +90,7 @@ def test_nothing_is_kept_of_a_request_that_is_gone(checkpoint: Path) -> None:
 
 def test_without_the_option_there_is_no_cache(checkpoint: Path) -> None:
     loaded = load(checkpoint, "none", {})
-    transformer = models(loaded)["transformer"]
+    transformer = loaded.components["transformer"].module
     assert not transformer.is_cache_enabled
     with counted(loaded) as forwards:
         served(loaded, EXAMPLE, ASKS)
