@@ -88,7 +88,7 @@ class Engine:
         self._device = _indexed(device or torch.device("cpu"))
         self._max_requests = max_requests
         self._assets = loaded.assets
-        self._components = {name: _serve(part) for name, part in loaded.components.items()}
+        self._components = {name: _serve(name, part) for name, part in loaded.components.items()}
         self._scheduler = CallScheduler(max_batch) if scheduler is None else scheduler
         self._stopwatch = stopwatch_for(self._device)
         self._live: dict[str, _Live] = {}
@@ -311,7 +311,7 @@ def _indexed(device: torch.device) -> torch.device:
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
-def _serve(component: Component) -> ServedComponent:
+def _serve(name: str, component: Component) -> ServedComponent:
     module = component.module
     tensors = chain(module.parameters(), module.buffers())
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -325,7 +325,7 @@ def _serve(component: Component) -> ServedComponent:
         collators[method] = Collator(function, parameters, rules, device, component.within)
 
     def park(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return call_component(collators[method], args, kwargs)
+        return call_component(name, collators[method], args, kwargs)
 
     return ServedComponent(make_proxy(module, collators, park, inline), collators)
 

@@ -77,7 +77,6 @@ class Program:
         generator: A CPU generator of its own, seeded with `seed`. The global generators are its
             own too while it runs, and start as `torch.manual_seed(seed)` leaves them.
         assets: What the loader shares with all programs of the replica.
-        variants: What components are to be for it, by the method called (see `vary`).
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Program:
         self.aborted = False
         self.state = ProgramState(seed, device)
         self.job = job
-        self.variants: dict[Collator, Hashable] = {}
+        self._variants: dict[str, Hashable] = {}
         self._components = components
         self._emit = emit
 
@@ -118,13 +117,11 @@ class Program:
 
     def vary(self, component: str, variant: Hashable) -> None:
         """From now on call a component as a variant of itself (see `Component.within`)."""
-        for collator in self._components[component].collators.values():
-            self.variants[collator] = variant
+        self._variants[component] = variant
 
     def variant(self, component: str) -> Hashable:
         """What a component is to be for it; None as it is."""
-        collators = self._components[component].collators.values()
-        return next((self.variants[each] for each in collators if each in self.variants), None)
+        return self._variants.get(component)
 
     def expect(self, component: str, calls: int, method: str = "forward") -> None:
         """Say how many calls of a component will follow, for the order in which requests run.
@@ -176,10 +173,12 @@ def current_program() -> Program | None:
     return current.program if isinstance(current, ProgramGreenlet) else None
 
 
-def call_component(collator: Collator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_component(
+    component: str, collator: Collator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call a component's method: through the engine inside of a program, at once outside of one."""
     program = current_program()
     if program is None:
         return collator.function(*args, **kwargs)
-    variant = program.variants.get(collator)
+    variant = program.variant(component)
     return program.switch_to_engine(Call(program, collator, args, kwargs, program.job, variant))
