@@ -150,7 +150,7 @@ def test_flags_that_argparse_rejects(
         ["--batch-timeout", "10"],
         ["--ray-address", "x"],
         ["--worker-backend", "ray"],
-        ["--cache-backend", "none"],
+        ["--lora-backend", "peft"],
         ["--enable-cpu-offload"],
     ],
 )
