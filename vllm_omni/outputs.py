@@ -168,7 +168,7 @@ class OmniRequestOutput(RequestOutput):
         audio: The sound, if `final_output_type` is `audio`.
         image: The pictures, if it is `image`; a preview if `progress` is set.
         video: The videos, if it is `video`.
-        latents: Undecoded results, or the trajectory, by name, where they were asked for.
+        latents: Undecoded results, floats, or the trajectory, by name, where they were asked for.
         seed: What a diffusion request's random numbers started from.
         progress: Of a diffusion request that has not ended.
         stage_metrics: Per-stage timing; with the request's last output only.

@@ -110,9 +110,11 @@ def _fill(
     if "seed" in meta:
         made.seed = int(meta["seed"])
     rate = int(meta["sample_rate"]) if "sample_rate" in meta else None
-    if modality == "image" and "image" in arrays:
+    # With the output type `pt` there are floats, which are no pictures.
+    shown = modality in arrays and arrays[modality].dtype == np.uint8
+    if modality == "image" and shown:
         made.image = ImageOutput(arrays.pop("image"))
-    elif modality == "video" and "video" in arrays:
+    elif modality == "video" and shown:
         fps = float(meta["fps"]) if "fps" in meta else None
         sound = arrays.pop("audio", None)
         made.video = VideoOutput(arrays.pop("video"), fps, sound, rate)
