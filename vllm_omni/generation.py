@@ -160,11 +160,37 @@ def checked_params(given: Mapping[str, Any], field: str) -> OmniDiffusionSamplin
         if name not in PARAMETERS:
             raise OmniClientError(f"unknown parameter `{prefix}{name}`", param=f"{prefix}{name}")
         _check_finite(value, f"{prefix}{name}")
+    extra = given.get("extra_args")
+    for name, value in extra.items() if isinstance(extra, Mapping) else ():
+        _check_plain(value, f"{prefix}extra_args.{name}")
     try:
         return msgspec.convert(dict(given), OmniDiffusionSamplingParams)
     except msgspec.ValidationError as error:
         message, path = _located(str(error))
         raise OmniClientError(f"`{prefix}{path}`: {message}", param=f"{prefix}{path}") from error
+
+
+MAX_DEPTH = 8
+MAX_ITEMS = 10_000
+
+
+def _check_plain(value: Any, field: str, depth: int = 0) -> None:
+    """See that a value can be sent, and is no burden."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise OmniClientError(f"`{field}`: is too large a number", param=field)
+    if isinstance(value, str) and len(value) > MAX_PROMPT_CHARACTERS:
+        raise OmniClientError(
+            f"`{field}`: at most {MAX_PROMPT_CHARACTERS} characters are allowed", param=field
+        )
+    _check_number(value, field)
+    if not isinstance(value, list | tuple | Mapping):
+        return
+    if depth == MAX_DEPTH or len(value) > MAX_ITEMS:
+        raise OmniClientError(
+            f"`{field}`: at most {MAX_DEPTH} levels of {MAX_ITEMS} items are allowed", param=field
+        )
+    for each in value.values() if isinstance(value, Mapping) else value:
+        _check_plain(each, field, depth + 1)
 
 
 _FLAGS = frozenset({"return_trajectory", "progress"})
@@ -174,8 +200,12 @@ def _check_finite(value: Any, field: str) -> None:
     if isinstance(value, bool) and field.rpartition(".")[2] not in _FLAGS:
         raise OmniClientError(f"`{field}`: should not be a boolean", param=field)
     for each in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(each, float) and not math.isfinite(each):
-            raise OmniClientError(f"`{field}`: should be a finite number", param=field)
+        _check_number(each, field)
+
+
+def _check_number(value: Any, field: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OmniClientError(f"`{field}`: should be a finite number", param=field)
 
 
 def _located(message: str) -> tuple[str, str]:

@@ -180,6 +180,10 @@ FAULTS: list[tuple[str, Any, int]] = [
     ("generator_device", "cuda:7", 400),
     ("extra_params.nonsense", {"nonsense": 1}, 400),
     ("extra_params.generator", {"generator": 1}, 400),
+    ("extra_params.num_images_per_prompt", {"num_images_per_prompt": 10**6}, 400),
+    ("extra_params.sigmas", {"sigmas": "many"}, 400),
+    ("extra_params.max_sequence_length", {"max_sequence_length": 10**9}, 400),
+    ("extra_params.prompt_2", {"prompt_2": 2**70}, 400),
     ("layers", 2, 400),
     ("system_prompt", "You paint.", 400),
     ("flow_shift", 3.0, 400),
@@ -222,6 +226,34 @@ def test_what_is_wrong_with_a_picture_is_told(server, files, fields, param: str)
     data = {"prompt": "a hat", "size": SIZE, "num_inference_steps": "2", **fields}
     body = files or {"nothing": (None, b"")}
     server.assert_blames(server.request("POST", "/v1/images/edits", data=data, files=body), param)
+
+
+def test_a_transparent_picture_is_edited_and_two_are_not(server: GenerationServer) -> None:
+    data = {"prompt": "a hat", "size": SIZE, "num_inference_steps": "2", "strength": "0.6"}
+    clear = ("image", ("a.png", png(mode="RGBA"), "image/png"))
+    assert server.request("POST", "/v1/images/edits", data=data, files=[clear]).is_success
+    both = [("image[]", ("a.png", png(), "image/png"))] * 2
+    server.assert_blames(server.request("POST", "/v1/images/edits", data=data, files=both), "image")
+
+
+def test_extra_arguments_are_no_way_around_the_bounds(server: GenerationServer) -> None:
+    for name, value in (("height", 10**5), ("num_inference_steps", 10**9)):
+        body = generation_body(extra_params={name: value})
+        server.assert_blames(server.request("POST", "/v1/images/generations", json=body), name)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_there_are_no_videos_here(server: GenerationServer, method: str) -> None:
+    server.assert_blames(server.request(method, "/v1/videos/video_x"), "model")
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [("modalities", ["audio"]), ("sampling_params_list", [{"height": 32}])],
+)
+def test_a_conversation_refuses_what_it_would_ignore(server, param: str, value: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "a cat"}], param: value}
+    server.assert_blames(server.request("POST", "/v1/chat/completions", json=body), param)
 
 
 def test_an_error_of_the_engine_ends_a_stream_in_order(server: GenerationServer) -> None:

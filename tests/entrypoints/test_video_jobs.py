@@ -84,8 +84,9 @@ def test_a_job_is_its_owners(store: VideoStore) -> None:
         store.get(theirs.id, "me")
     assert (refused.value.status_code, refused.value.param) == (404, "video_id")
     assert [job.id for job in store.page("me")[0]] == [mine.id]
-    with pytest.raises(JobNotFoundError):
+    with pytest.raises(JobNotFoundError) as refused:
         store.page("me", after=theirs.id)
+    assert refused.value.param == "after"
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ def test_the_field_at_fault_is_named(server, path: str, fields, files, param: st
     [
         ({"audio_reference": json.dumps({"audio_url": wav_url()})}, "audio_reference"),
         ({"extra_params": '{"nonsense": 1}'}, "extra_params.nonsense"),
+        ({"num_frames": "9999"}, "num_frames"),
     ],
 )
 def test_what_the_model_refuses(server: GenerationServer, fields, param: str) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a request says to the arguments of a pipeline's `__call__`."""
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +11,8 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from vllm_omni.config.diffusers import call_parameters
-from vllm_omni.config.problems import did_you_mean
-from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, media_parameter
+from vllm_omni.diffusion.programs.diffusers.extra import extra_argument
+from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, media_parameter, registered
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest, media_name
 
@@ -47,27 +46,11 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Fields of `OmniDiffusionSamplingParams` -> parameters that take them, by preference."""
 
+TAKEN = {parameter for parameters in PARAMETERS.values() for parameter in parameters}
+"""Parameters that these fields stand for."""
+
 OPTIONAL = frozenset({"fps"})
 """Fields that mean something without a parameter too: how fast the frames are played."""
-
-PRIVATE = frozenset(
-    {
-        "generator",
-        "latents",
-        "output_type",
-        "return_dict",
-        "callback",
-        "callback_steps",
-        "callback_on_step_end",
-        "callback_on_step_end_tensor_inputs",
-        "prompt",
-        "negative_prompt",
-        "cross_attention_kwargs",
-        "attention_kwargs",
-        "joint_attention_kwargs",
-    }
-)
-"""Parameters that `extra_args` may not name."""
 
 
 def call_arguments(
@@ -100,11 +83,13 @@ def call_arguments(
         if name in given and (name not in OPTIONAL or _takes(known, parameters)):
             arguments[_known(cls, name, parameters)] = given[name]
     for name, value in request.params.extra_args.items():
-        arguments[_extra(cls, name)] = value
+        arguments[name] = extra_argument(cls, name, value, TAKEN)
+    mode = _mode(pipeline)
     for medium, count in request.media.items():
         parameter = media_parameter(cls, medium)
         assert parameter is not None  # Kit.choose has seen to it
-        pieces = [as_input(medium, media[media_name(medium, i)]) for i in range(count)]
+        tensors = [media[media_name(medium, i)] for i in range(count)]
+        pieces = [as_input(medium, tensor, mode) for tensor in tensors]
         arguments[parameter] = pieces[0] if count == 1 else pieces
     if request.sample_rate is not None:
         for name in ("sample_rate", "initial_audio_sampling_rate"):
@@ -136,17 +121,34 @@ def generator(request: GenerationRequest, device: torch.device) -> torch.Generat
     )
 
 
-def as_input(medium: str, piece: torch.Tensor) -> Any:
-    """A piece as pipelines take it: a picture, a list of pictures, or samples."""
+def as_input(medium: str, piece: torch.Tensor, mode: str) -> Any:
+    """A piece as pipelines take it: a picture, a list of pictures, or samples.
+
+    Args:
+        medium: Which.
+        piece: See `media_name`.
+        mode: Pillow's, of pictures that are no masks.
+    """
     if medium == "audio":
         return piece
-    if piece.ndim == 4 or medium == "mask_video":
+    if medium == "mask_video":
         return [_picture(frame) for frame in piece]
-    return _picture(piece)
+    if piece.ndim == 4:
+        return [_picture(frame, mode) for frame in piece]
+    return _picture(piece, None if medium == "mask_image" else mode)
 
 
-def _picture(pixels: torch.Tensor) -> Image.Image:
-    return Image.fromarray(np.ascontiguousarray(pixels.numpy()))
+def _picture(pixels: torch.Tensor, mode: str | None = None) -> Image.Image:
+    picture = Image.fromarray(np.ascontiguousarray(pixels.numpy()))
+    return picture if mode in (None, picture.mode) else picture.convert(mode)
+
+
+def _mode(pipeline: DiffusionPipeline) -> str:
+    """Pillow's mode of the pictures that its VAE encodes; transparency is beyond most of them."""
+    vae = registered(pipeline).get("vae")
+    config = {} if vae is None else vae.config
+    channels = config.get("input_channels", config.get("in_channels"))
+    return "RGBA" if channels == 4 else "RGB"
 
 
 def _takes(known: Mapping[str, Any], parameters: tuple[str, ...]) -> bool:
@@ -159,20 +161,6 @@ def _known(cls: type[DiffusionPipeline], field: str, parameters: tuple[str, ...]
         if parameter in known:
             return parameter
     raise OmniClientError(f"`{field}`: {cls.__name__} takes none", param=field)
-
-
-def _extra(cls: type[DiffusionPipeline], name: str) -> str:
-    known = call_parameters(cls)
-    named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    open_to = [n for n, p in known.items() if p.kind in named and n not in PRIVATE]
-    open_to = [n for n in open_to if "embeds" not in n and "latents" not in n]
-    if name not in open_to:
-        raise OmniClientError(
-            f"`extra_args.{name}`: {cls.__name__} takes no such argument"
-            f"{did_you_mean(name, open_to)}",
-            param=f"extra_args.{name}",
-        )
-    return name
 
 
 def field_named_in(message: str) -> str | None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program: one request through a stock diffusers pipeline."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +22,15 @@ from vllm_omni.diffusion.programs.diffusers.embeddings import (
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.preview import can_preview, decode, preview_steps
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
+from vllm_omni.diffusion.programs.diffusers.shapes import field_at_fault
 from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
 from vllm_omni.diffusion.programs.diffusers.variants import varied
 from vllm_omni.diffusion.programs.diffusers.watch import Step, watched
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest
 from vllm_omni.outputs import STEP, STEPS
+
+logger = logging.getLogger(__name__)
 
 DENOISERS = ("transformer", "unet", "prior", "dit")
 
@@ -110,6 +114,14 @@ class _Call:
         except ValueError as error:
             # Pipelines and their models raise it for what they are given and cannot take.
             raise OmniClientError(str(error), param=field_named_in(str(error))) from error
+        except RuntimeError as error:
+            if (field := field_at_fault(error, self.request)) is None:
+                raise
+            name = type(self.pipeline).__name__
+            logger.warning("%s cannot take `%s`", name, field, exc_info=True)
+            raise OmniClientError(
+                f"`{field}`: {name} cannot take this many or this size: {error}", param=field
+            ) from error
         tensors = tensors_of(result, self.request.params.output_type)
         if self.trajectory:
             tensors["trajectory"] = torch.stack(self.trajectory).cpu()

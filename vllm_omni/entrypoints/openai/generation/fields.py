@@ -17,6 +17,8 @@ _SAME = (
 """Fields that the engine has by the same name."""
 _OF_THE_SERVER = ("flow_shift", "boundary_ratio")
 """Fields of vLLM-Omni that change how all requests are made, so they are flags here."""
+_ONLY_EXTRA = ("sigmas", "max_sequence_length")
+"""Fields of the engine that requests name in `extra_params`."""
 _NAMED = re.compile(r"`([\w.]+)`")
 _ENGINES_NAMES: Mapping[str, str] = {
     "extra_args": "extra_params",
@@ -45,10 +47,10 @@ def sampling_params(
             raise at_fault(name, f"is the same for all requests to this server: --{flag}")
     values = {name: getattr(body, name) for name in _SAME}
     own = {name: value for name, value in (extra or {}).items() if value is not None}
+    asked = dict(body.extra_params or {})
+    more |= {name: asked.pop(name) for name in _ONLY_EXTRA if name in asked}
     lora = body.lora and Lora(name=body.lora.name, path=body.lora.path, scale=body.lora.scale)
-    return OmniDiffusionSamplingParams(
-        **values, lora=lora, extra_args={**(body.extra_params or {}), **own}, **more
-    )
+    return OmniDiffusionSamplingParams(**values, lora=lora, extra_args={**asked, **own}, **more)
 
 
 def in_fields_of(
@@ -83,6 +85,8 @@ def _field(named: str, body: DiffusionRequest, names: Mapping[str, str]) -> str:
     first, dot, rest = named.partition(".")
     if first == "extra_args" and rest in type(body).model_fields:
         return rest  # a field of its own, such as `system_prompt`
+    if first in _ONLY_EXTRA and first not in type(body).model_fields:
+        return f"extra_params.{named}"
     if first in ("width", "height") and first not in body.model_fields_set:
         return "size"
     return names.get(first, first) + dot + rest

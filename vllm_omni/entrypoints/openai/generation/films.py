@@ -24,6 +24,7 @@ from vllm_omni.entrypoints.openai.protocol.videos import (
     VideoGenerationRequest,
 )
 from vllm_omni.entrypoints.openai.videos.jobs import JobHandle, VideoFacts
+from vllm_omni.entrypoints.openai.videos.store import cannot_keep
 from vllm_omni.errors import OmniGenerateError
 from vllm_omni.media.video_encode import DEFAULT_CRF, write_video
 from vllm_omni.outputs import OmniRequestOutput, VideoOutput
@@ -122,7 +123,11 @@ class Filming:
         return VideoFacts(*size, metrics)
 
     async def write(self, path: Path | str, output: OmniRequestOutput) -> tuple[int, int]:
-        """Write the file; its width and height."""
+        """Write the file; its width and height.
+
+        Raises:
+            OmniGenerateError: There is no room for it.
+        """
         assert output.video is not None
         video, body = output.video, self.body
         silent = body.generate_sound is False
@@ -130,7 +135,10 @@ class Filming:
         frames = video.frames[0]
         fps = video.fps or body.fps or DEFAULT_FPS
         crf = DEFAULT_CRF if body.quality is None else 40 - 3 * body.quality
-        await in_thread(write_video, path, frames, fps, sound, video.sample_rate, crf=crf)
+        try:
+            await in_thread(write_video, path, frames, fps, sound, video.sample_rate, crf=crf)
+        except OSError as error:
+            raise cannot_keep(error) from error
         return frames.shape[2], frames.shape[1]
 
 

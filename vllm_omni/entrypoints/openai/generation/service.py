@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import Request
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
@@ -18,7 +19,7 @@ from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
 from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, at_fault
 from vllm_omni.entrypoints.openai.references import References
-from vllm_omni.errors import OmniClientError
+from vllm_omni.errors import OmniClientError, StageUnavailableError
 from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -136,6 +137,9 @@ class Generation:
             request_id: For the log.
             timeout: Seconds that it may take.
             names: See `in_fields_of`.
+
+        Raises:
+            StageUnavailableError: The process that worked on it has ended.
         """
         outputs = self.engine.generate(prompt, params, request_id, timeout=timeout)
         try:
@@ -146,6 +150,10 @@ class Generation:
             if type(error) is OmniClientError:
                 raise in_fields_of(error, body, names) from error
             raise
+        except EngineDeadError as error:
+            raise StageUnavailableError(
+                f"the process that worked on this has ended and is started again: {error.args[-1]}"
+            ) from error
 
 
 def generation_of(request: Request) -> Generation:

@@ -3,7 +3,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from vllm_omni.entrypoints.openai.protocol.diffusion import MAX_PROMPT, Scale, at_fault
 from vllm_omni.entrypoints.openai.protocol.images import (
@@ -87,9 +87,20 @@ class DiffusionChatRequest(ImageRequest):
         default=None, ge=1, le=MAX_IMAGES, description="How many pictures; `n` is the same."
     )
     cfg_scale: Scale | None = Field(default=None, description="Same as `true_cfg_scale`.")
+    sampling_params_list: Annotated[list[Any], Field(max_length=64)] | None = Field(
+        default=None, description="Of models of several stages; here only empty ones are taken."
+    )
     sigmas: Annotated[list[float], Field(min_length=1, max_length=1000)] | None = Field(
         default=None, description="Noise levels, instead of a number of steps."
     )
+
+    @model_validator(mode="after")
+    def _refuse_what_it_would_ignore(self) -> "DiffusionChatRequest":
+        if self.modalities and "image" not in self.modalities:
+            raise at_fault("modalities", "this model makes pictures (image) and nothing else")
+        if any(self.sampling_params_list or ()):
+            raise at_fault("sampling_params_list", "give its fields in the request itself")
+        return self
 
     def said(self) -> UserMessage:
         """What is painted.

@@ -25,13 +25,14 @@ from vllm_omni.entrypoints.openai.protocol.diffusion import (
 
 MAX_SECONDS = 600.0
 MAX_FRAMES = 10_000
-MAX_FPS = 120.0
+MIN_FPS, MAX_FPS = 0.01, 120.0
 MAX_REFERENCES = 16
 POLL_AFTER_MS = 1000
 
 NOT_HERE = (
     *("enable_frame_interpolation", "control_type", "start_time_seconds", "sound_duration"),
     *("timeline_guides", "source_video", "source_audio", "video_noise_mask", "audio_noise_mask"),
+    *("control_reference", "guide_files"),
 )
 """Fields of vLLM-Omni's that no pipeline here has a use for."""
 
@@ -81,7 +82,9 @@ class VideoGenerationRequest(DiffusionRequest):
         default=None, ge=MIN_SIDE, le=MAX_SIDE, description="The shorter side, in pixels."
     )
     num_frames: int | None = Field(default=None, ge=1, le=MAX_FRAMES, description="Frames.")
-    fps: float | None = Field(default=None, gt=0, le=MAX_FPS, description="Frames per second.")
+    fps: float | None = Field(
+        default=None, ge=MIN_FPS, le=MAX_FPS, description="Frames per second."
+    )
     num_outputs_per_prompt: int = Field(default=1, ge=1, le=1, description="One video a request.")
     quality: int | None = Field(
         default=None, ge=0, le=10, description="Of the MP4: 0 smallest, 10 best."

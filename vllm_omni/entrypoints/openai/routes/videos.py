@@ -6,10 +6,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from vllm_omni.entrypoints.admission import current_client
 from vllm_omni.entrypoints.openai.forms import form_schema, read_form
@@ -31,6 +32,7 @@ from vllm_omni.entrypoints.openai.protocol.videos import (
     VideoObject,
 )
 from vllm_omni.entrypoints.openai.routes.errors import ERRORS
+from vllm_omni.entrypoints.openai.videos.content import ContentResponse, path_of
 from vllm_omni.entrypoints.openai.videos.job import VideoJob
 from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
 from vllm_omni.entrypoints.openai.videos.store import MAX_PAGE
@@ -138,11 +140,12 @@ async def retrieve_content(
             param="video_id",
             code="video_not_ready",
         )
-    path = jobs.content_path(job.id)
+    file = jobs.content(job.id)
     if variant == "video":
-        return FileResponse(path, media_type=VIDEO_CONTENT_TYPE, filename=f"{job.id}.mp4")
+        return ContentResponse(file, VIDEO_CONTENT_TYPE, f"{job.id}.mp4")
     make = thumbnail if variant == "thumbnail" else spritesheet
-    return Response(await in_thread(make, path), media_type=STILL_CONTENT_TYPE)
+    with file:
+        return Response(await in_thread(make, Path(path_of(file))), media_type=STILL_CONTENT_TYPE)
 
 
 @asynccontextmanager
@@ -168,11 +171,12 @@ async def _filmed(filming: Filming) -> bytes:
     output = await filming.shot(timeout=SYNC_TIMEOUT_S)
     # It has no name, so nothing of it is left however this process ends.
     with tempfile.TemporaryFile() as file:
-        await filming.write(f"/proc/self/fd/{file.fileno()}", output)
+        await filming.write(path_of(file), output)
         return await in_thread(file.read)
 
 
 def _jobs(request: Request) -> VideoJobs:
+    generation_of(request).check_makes("video")
     jobs: VideoJobs = request.app.state.omni_video_jobs
     return jobs
 

@@ -60,6 +60,7 @@ class VideoJobs:
         self.get = store.get
         self.page = store.page
         self.content_path = store.content_path
+        self.content = store.content
 
     @property
     def running(self) -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 from vllm.logger import init_logger
@@ -25,7 +25,7 @@ from vllm_omni.entrypoints.openai.videos.job import (
     is_job_id,
     new_job_id,
 )
-from vllm_omni.errors import OmniClientError, OmniConfigError, OverloadedError
+from vllm_omni.errors import OmniClientError, OmniConfigError, OmniGenerateError, OverloadedError
 
 logger = init_logger(__name__)
 
@@ -51,13 +51,13 @@ class StorageLimits:
 class JobNotFoundError(OmniClientError):
     """There is no such job, or none of this client's."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, param: str = "video_id") -> None:
         shown = job_id[:60].encode("utf-8", "backslashreplace").decode()
         super().__init__(
-            f"video_id: there is no video {shown!r} (any more)",
+            f"{param}: there is no video {shown!r} (any more)",
             404,
             "NotFoundError",
-            param="video_id",
+            param=param,
             code="video_not_found",
         )
 
@@ -139,6 +139,7 @@ class VideoStore:
 
         Raises:
             OverloadedError: There are too many that are not over.
+            OmniGenerateError: The folder takes no more.
         """
         self.sweep()
         while len(self._jobs) >= self._limits.max_jobs:
@@ -153,9 +154,13 @@ class VideoStore:
             prompt=prompt,
             **facts,
         )
-        self._path(job.id).mkdir(mode=0o700)
+        try:
+            self._path(job.id).mkdir(mode=0o700)
+            self._write(job)
+        except OSError as error:
+            shutil.rmtree(self._path(job.id), ignore_errors=True)
+            raise cannot_keep(error) from error
         self._jobs[job.id] = job
-        self._write(job)
         return job
 
     def get(self, job_id: str, owner: str) -> VideoJob:
@@ -194,8 +199,10 @@ class VideoStore:
         if order == "desc":
             jobs.reverse()
         if after is not None:
-            start = self.get(after, owner)
-            jobs = jobs[next(i for i, job in enumerate(jobs) if job.id == start.id) + 1 :]
+            places = [i for i, job in enumerate(jobs) if job.id == after]
+            if not places:
+                raise JobNotFoundError(after, "after")
+            jobs = jobs[places[0] + 1 :]
         return jobs[:limit], len(jobs) > limit
 
     def began(self, job_id: str, progress: int = 0) -> None:
@@ -212,6 +219,7 @@ class VideoStore:
 
         Raises:
             ContentTooLargeError: It does not fit, whatever would be removed for it.
+            OmniGenerateError: Its record cannot be written.
         """
         partial = self.partial_path(job_id)
         content_bytes = partial.stat().st_size
@@ -220,19 +228,27 @@ class VideoStore:
         while self._content_bytes() + content_bytes > self._limits.max_bytes and self._evict():
             pass
         os.replace(partial, self._path(job_id) / _CONTENT)
-        return self._end(
-            job_id,
-            status="completed",
-            progress=100,
-            content_bytes=content_bytes,
-            size=size,
-            metrics=metrics,
-        )
+        try:
+            return self._end(
+                job_id,
+                status="completed",
+                progress=100,
+                content_bytes=content_bytes,
+                size=size,
+                metrics=metrics,
+            )
+        except OSError as error:
+            raise cannot_keep(error) from error
 
     def fail(self, job_id: str, error: JobError) -> VideoJob:
         """A job has failed; what there is of its video goes."""
-        self.partial_path(job_id).unlink(missing_ok=True)
-        return self._end(job_id, status="failed", error=error)
+        for path in (self.partial_path(job_id), self.content_path(job_id)):
+            path.unlink(missing_ok=True)
+        try:
+            return self._end(job_id, status="failed", content_bytes=0, error=error)
+        except OSError as unwritten:  # its record says that it is not over, so it fails again then
+            logger.error("The end of %s cannot be kept: %s", job_id, unwritten.strerror)
+            return self._jobs[job_id]
 
     def delete(self, job_id: str) -> None:
         """Forget a job and its files."""
@@ -246,6 +262,17 @@ class VideoStore:
     def content_path(self, job_id: str) -> Path:
         """Where a completed job's video lies."""
         return self._path(job_id) / _CONTENT
+
+    def content(self, job_id: str) -> BinaryIO:
+        """A completed job's video, open.
+
+        Raises:
+            JobNotFoundError: Somebody else has removed it.
+        """
+        try:
+            return self.content_path(job_id).open("rb")
+        except FileNotFoundError:
+            raise JobNotFoundError(job_id) from None
 
     def sweep(self) -> None:
         """Remove what has expired."""
@@ -305,6 +332,11 @@ class VideoStore:
             if not job.is_over:
                 self.fail(job.id, STOPPED)
         return jobs
+
+
+def cannot_keep(error: OSError) -> OmniGenerateError:
+    """What a client is told of a folder that takes no more."""
+    return OmniGenerateError(f"the video cannot be kept: {error.strerror}")
 
 
 def _read(path: Path) -> VideoJob | None:
