@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the engine in the words of the request (rows A-44, A-47)."""
 
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
 import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.entrypoints.openai.generation.fields import in_fields_of, sampling_params
+from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.protocol.audio_generate import AudioGenerateRequest
 from vllm_omni.entrypoints.openai.protocol.images import ImageGenerationRequest
-from vllm_omni.errors import OmniClientError
+from vllm_omni.errors import OmniClientError, StageUnavailableError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
 
@@ -54,6 +59,30 @@ def test_what_is_the_servers(name: str) -> None:
     with pytest.raises(OmniClientError, match="--") as refused:
         sampling_params(body)
     assert refused.value.param == name
+
+
+def test_what_only_extra_params_have() -> None:
+    body = ImageGenerationRequest(prompt="a cat", extra_params={"sigmas": [1.0], "eta": 0.5})
+    params = sampling_params(body)
+    assert (params.sigmas, params.extra_args) == ([1.0], {"eta": 0.5})
+    error = OmniClientError("`sigmas[0]`: no", param="sigmas[0]")
+    assert in_fields_of(error, body).param == "extra_params.sigmas[0]"
+
+
+class DyingEngine:
+    """Its process ends with every request."""
+
+    async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise EngineDeadError("the process has ended, exit code -9")
+        yield
+
+
+async def test_a_process_that_ends_is_no_fault_of_the_request() -> None:
+    engine: Any = DyingEngine()
+    generation = Generation(engine, [], cast(Any, None), 1)
+    body = ImageGenerationRequest(prompt="a cat")
+    with pytest.raises(StageUnavailableError, match="exit code -9"):
+        await anext(generation.outputs(body, {}, sampling_params(body), "a"))
 
 
 def test_extra_arguments_are_joined() -> None:

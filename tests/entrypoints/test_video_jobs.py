@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_omni.entrypoints.openai.videos.content import path_of
 from vllm_omni.entrypoints.openai.videos.job import STOPPED, JobError, VideoJob, new_job_id
 from vllm_omni.entrypoints.openai.videos.jobs import JobHandle, VideoFacts, VideoJobs
 from vllm_omni.entrypoints.openai.videos.store import (
@@ -22,6 +23,7 @@ from vllm_omni.errors import (
     DeadlineExceededError,
     OmniClientError,
     OmniConfigError,
+    OmniGenerateError,
     OverloadedError,
 )
 
@@ -103,6 +105,38 @@ def test_no_name_leads_out_of_the_folder(store: VideoStore, name: str) -> None:
     assert len(refused.value.message) < 200
     with pytest.raises(AssertionError):
         store.content_path(name)
+
+
+def test_a_folder_that_takes_no_more(store: VideoStore) -> None:
+    """Nothing is left of what cannot be kept, and the next video is."""
+    job = add(store)
+    store.partial_path(job.id).write_bytes(CONTENT)
+    record = store.content_path(job.id).with_name("job.json")
+    record.unlink()
+    record.mkdir()  # so that it cannot be replaced
+    with pytest.raises(OmniGenerateError, match="cannot be kept"):
+        store.finish(job.id, "16x32", {})
+    store.fail(job.id, STOPPED)
+    assert store.get(job.id, "me").status == "failed"
+    assert not store.content_path(job.id).exists()
+
+    folder = store.content_path(job.id).parent.parent
+    aside = folder.rename(folder.with_name("aside"))
+    with pytest.raises(OmniGenerateError, match="cannot be kept"):
+        add(store)
+    aside.rename(folder)
+    assert len(store) == 1
+    finish(store, add(store))
+
+
+def test_what_is_read_may_be_deleted(store: VideoStore) -> None:
+    job = add(store)
+    finish(store, job)
+    with store.content(job.id) as file:
+        store.delete(job.id)
+        assert Path(path_of(file)).read_bytes() == CONTENT
+    with pytest.raises(JobNotFoundError):
+        store.content(job.id)
 
 
 @given(st.integers(0, 7), st.integers(1, 9), st.sampled_from(["asc", "desc"]))

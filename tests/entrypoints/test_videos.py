@@ -114,6 +114,10 @@ def test_make_follow_fetch_and_delete(server: GenerationServer, client: openai.O
         assert Image.open(io.BytesIO(still.read())).format == "WEBP"
     part = server.request("GET", f"/v1/videos/{video.id}/content", headers={"Range": "bytes=0-7"})
     assert (part.status_code, part.content) == (206, data[:8])
+    for beyond, status in (("bytes=9999999-", 416), ("bytes=2-1", 400), ("x", 400)):
+        headers = {"Range": beyond}
+        reply = server.request("GET", f"/v1/videos/{video.id}/content", headers=headers)
+        server.assert_blames(reply, "Range", status)
 
     for each in (video, again):
         deleted = client.videos.delete(each.id)

@@ -32,3 +32,8 @@ def test_as_it_is() -> None:
     for tempo in (0.1, 5.0, float("nan")):
         with pytest.raises(ValueError, match="tempo"):
             with_tempo(samples, RATE, tempo)
+
+
+def test_what_is_too_short_to_be_heard_stays() -> None:
+    samples = np.ones((3, 1), np.float32)
+    assert with_tempo(samples, 16_000, 4.0) is samples

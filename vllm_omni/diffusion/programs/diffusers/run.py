@@ -118,7 +118,7 @@ class _Call:
             if (field := field_at_fault(error, self.request)) is None:
                 raise
             name = type(self.pipeline).__name__
-            logger.warning("%s cannot take `%s`", name, field, exc_info=True)
+            logger.warning("%s cannot take `%s`: %s", name, field, error)
             raise OmniClientError(
                 f"`{field}`: {name} cannot take this many or this size: {error}", param=field
             ) from error

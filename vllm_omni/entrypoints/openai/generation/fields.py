@@ -85,7 +85,8 @@ def _field(named: str, body: DiffusionRequest, names: Mapping[str, str]) -> str:
     first, dot, rest = named.partition(".")
     if first == "extra_args" and rest in type(body).model_fields:
         return rest  # a field of its own, such as `system_prompt`
-    if first in _ONLY_EXTRA and first not in type(body).model_fields:
+    own = first.partition("[")[0]
+    if own in _ONLY_EXTRA and own not in type(body).model_fields:
         return f"extra_params.{named}"
     if first in ("width", "height") and first not in body.model_fields_set:
         return "size"
