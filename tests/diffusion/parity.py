@@ -17,6 +17,7 @@ from vllm_omni.diffusion.cost import CostModel
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs.diffusers import image as image_program
+from vllm_omni.diffusion.programs.diffusers.arguments import PARAMETERS as ARGUMENTS
 from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, Kit
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
 from vllm_omni.diffusion.scheduler import CallScheduler
@@ -138,6 +139,9 @@ def to_message(example: Example, ask: Ask) -> Message:
     texts = {name: given.pop(name, None) for name in ("prompt", "negative_prompt")}
     media, tensors = _media(given)
     params = {name: given.pop(name) for name in list(given) if name in PARAMETERS}
+    for field, names in ARGUMENTS.items():
+        for name in given.keys() & set(names):
+            params[field] = given.pop(name)
     params |= {"seed": ask.seed, "output_type": output_type(example), "extra_args": given}
     request = GenerationRequest(**texts, params=checked_params(params, ""), media=media)
     options = {**msgspec.to_builtins(request), "seed": ask.seed}

@@ -73,8 +73,8 @@ def extra_argument(cls: type[DiffusionPipeline], name: str, value: Any, fields: 
     if name not in open_to:
         hint = did_you_mean(name, [n for n in open_to if n not in fields])
         raise _at_fault(name, f"{cls.__name__} takes no such argument{hint}")
-    if value is None and known[name].default is None:
-        return None
+    if value is None and isinstance(known[name].default, list | dict | None):
+        return None  # which annotations of lists often leave out
     _check_numbers(name, value)
     adapter = _adapter(cls, name)
     if adapter is None:
