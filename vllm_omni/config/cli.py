@@ -110,7 +110,8 @@ def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
         type=positive_seconds,
         default=RELIABILITY.stage_hang_timeout,
         metavar="SECONDS",
-        help="A replica that has work and gives no sign of life for so long counts as dead.",
+        help="A replica that has work and gives no sign of life for so long counts as dead; one of "
+        "a diffusion pipeline, whose single forward may take minutes, after ten times as long.",
     )
     group.add_argument(
         "--log-stats",

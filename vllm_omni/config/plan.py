@@ -107,6 +107,10 @@ class StagePlan:
         return self.stage.name
 
 
+GENERATION_PATIENCE = 10.0
+"""How many times longer than others a stage that generates pictures or videos may be silent."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
     """What is done about replicas that die.
@@ -122,6 +126,12 @@ class Reliability:
     max_respawns: int = 10
     retry_requests: bool = True
     stage_hang_timeout: float = 60.0
+
+    def hang_timeout(self, stage: Stage) -> float:
+        """Seconds of silence that are too many of a stage: one forward of a diffusion model (a
+        video's decoding) may take minutes, and its process gives no sign of life meanwhile."""
+        patience = GENERATION_PATIENCE if stage.takes_generation else 1.0
+        return patience * self.stage_hang_timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,9 +257,10 @@ class Orchestrator:
             await self._settle(stage, outputs)
 
     async def _watch_for_hang(self, stage: str, replica_id: int, replica: StageReplica) -> None:
-        timeout = self._topology.reliability.stage_hang_timeout
+        pool = self._pools[stage]
+        timeout = self._topology.reliability.hang_timeout(pool.stage)
         try:
-            await watch_for_hang(self._pools[stage], replica_id, replica, timeout)
+            await watch_for_hang(pool, replica_id, replica, timeout)
         except EngineDeadError as error:
             await self._replica_died(stage, replica_id, replica, error)
 
