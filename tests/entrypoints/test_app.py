@@ -76,6 +76,19 @@ def test_vllms_routes_have_the_deployments_sampling_defaults(
     assert answer() == answer() == answer(temperature=0)
 
 
+def test_an_earlier_refusal_is_text_to_the_model(server: LiveServer) -> None:
+    """Found by fuzzing: vLLM reads the text of an earlier answer's first part."""
+    refusal = {"type": "refusal", "refusal": "No."}
+    answer = {"type": "message", "id": "m", "role": "assistant", "status": "completed"}
+    question = {"role": "user", "content": "why?"}
+    for content, status in (([refusal], 200), ([], 400)):
+        turns = [question, {**answer, "content": content}, question]
+        body = {"model": MODEL, "input": turns, "max_output_tokens": 2}
+        reply = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
+        assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["param"] == "input.1.content"
+
+
 @pytest.mark.parametrize("modalities", [["text"], ["text", "audio"]])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_the_server(

@@ -53,6 +53,7 @@ from vllm_omni.entrypoints.openai.routes import (
     diffusion_chat,
     images,
     realtime,
+    responses,
     server,
     videos,
 )
@@ -164,7 +165,7 @@ def add_middleware(app: FastAPI, args: Namespace, admission: Admission) -> None:
 
 def omni_routers(tasks: tuple[SupportedTask, ...]) -> list[APIRouter]:
     """Our routers for what the pipeline can do."""
-    return [chat.router, realtime.router] if "generate" in tasks else []
+    return [chat.router, realtime.router, responses.router] if "generate" in tasks else []
 
 
 def include_first(app: FastAPI, routers: list[APIRouter]) -> None:
