@@ -23,6 +23,8 @@ REQUEST_TIMEOUT_S = 8
 # one if it is alone.
 TIGHT = (
     *("--max-num-seqs", "1"),
+    *("--max-model-len", "16384"),
+    *("--kv-cache-memory-bytes", "64000000"),
     *("--max-num-queued-reqs", "5"),
     *("--request-timeout", str(REQUEST_TIMEOUT_S)),
     *("--slow-client-timeout", "2"),
@@ -31,12 +33,11 @@ TIGHT = (
 ENDLESS = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Talk on."}],
-    "max_tokens": 480,
-    "n": 16,
+    "max_tokens": 15000,
     "temperature": 1,
     "ignore_eos": True,
 }
-LONG_EVENTS = {"n": 1, "logprobs": True, "top_logprobs": 20}
+LONG_EVENTS = {"logprobs": True, "top_logprobs": 20}
 SHORT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 CHAT = "/v1/chat/completions"
 
