@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged files of every type over HTTP: no 5xx, no hang, no leak.
 
-`VLLM_OMNI_FUZZ_CASES=2000` makes it that many cases; a push runs 200.
+`VLLM_OMNI_FUZZ_CASES=2000` makes it that many cases; a push runs 100.
 """
 
 import collections
@@ -21,7 +21,7 @@ from tests.entrypoints.mutations import frame_list, mutate, samples
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
-CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "200"))
+CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "100"))
 WARM_UP = 240
 CLIENTS = 4
 SLOWEST_S = 20.0

@@ -24,7 +24,7 @@ from vllm_omni.entrypoints.openai.protocol.realtime import CLIENT_EVENTS
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
-CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "300"))
+CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "150"))
 ANSWER_S = 20
 """Longest that a session may take to answer, on a loaded machine."""
 DOCUMENTED_CLOSES = {1007, 1008, 1009}

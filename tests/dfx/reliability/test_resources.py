@@ -113,6 +113,7 @@ def test_full_disk(model: Path, tmp_path: Path) -> None:
         assert_recovers(live, expected)
 
 
+@pytest.mark.full_model
 def test_no_descriptors_left(model: Path, tmp_path: Path) -> None:
     """Connections beyond the limit wait or break; the server does not."""
     with serving(model, tmp_path) as live:
@@ -138,6 +139,7 @@ def answers(live: Live, expected: str) -> bool:
         return False
 
 
+@pytest.mark.full_model
 def test_a_worker_without_memory(model: Path, tmp_path: Path) -> None:
     """An engine core that gets no memory ends, and is replaced by one that does."""
     with serving(model, tmp_path) as live:

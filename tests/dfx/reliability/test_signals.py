@@ -208,7 +208,7 @@ def refuses(live: Live) -> bool:
     return False
 
 
-@pytest.mark.parametrize("loaded", [rarely(False, id="f-idle"), pytest.param(True, id="m-loaded")])
+@pytest.mark.parametrize("loaded", [rarely(False, id="f-idle"), rarely(True, id="m-loaded")])
 def test_all_killed(model: Path, tmp_path: Path, loaded: bool) -> None:
     """A-30f, A-30m."""
     with serving(model, tmp_path) as live:

@@ -76,6 +76,7 @@ def test_too_little_memory(model: Path, tmp_path: Path) -> None:
     assert any("lines of its log" in line for line in log)
 
 
+@pytest.mark.full_model
 def test_a_damaged_checkpoint(model: Path, tmp_path: Path) -> None:
     """The reason is the file's, not "engine core initialization failed"."""
     damaged = tmp_path / "model"
