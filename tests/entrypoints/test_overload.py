@@ -37,7 +37,7 @@ ENDLESS = {
     "temperature": 1,
     "ignore_eos": True,
 }
-LONG_EVENTS = {"logprobs": True, "top_logprobs": 20}
+LONG_EVENTS = {"max_tokens": 480, "logprobs": True, "top_logprobs": 20}
 SHORT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 CHAT = "/v1/chat/completions"
 
