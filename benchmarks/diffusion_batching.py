@@ -32,9 +32,10 @@ from vllm_omni.diffusion.programs import diffusers as programs
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.load import load
 from vllm_omni.diffusion.spec import LoadContext, Loaded
+from vllm_omni.generation import PARAMETERS
 from vllm_omni.testing import diffusers_tiny
 
-FAMILIES = ("flux", "sd3", "sdxl", "qwen_image", "wan21_t2v")
+FAMILIES = ("flux", "sd3", "qwen_image", "z_image", "sdxl")
 CONCURRENCY = 16
 SHORT, LONG = 4, 50
 REQUESTS = 48
@@ -98,8 +99,7 @@ class Family:
     def message(self, job: Job) -> Message:
         """The same request for the engine."""
         params = self.arguments(job)
-        known = ("height", "width", "num_inference_steps", "num_frames", "guidance_scale")
-        own = {name: params.pop(name) for name in known if name in params}
+        own = {name: params.pop(name) for name in PARAMETERS if name in params}
         options = {
             "prompt": job.prompt,
             "seed": job.seed,
@@ -179,7 +179,7 @@ def measure(name: str, size: int, report: Report) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", default=FAMILIES)
-    parser.add_argument("--size", type=int, default=64, help="pixels of a side")
+    parser.add_argument("--size", type=int, default=128, help="pixels of a side")
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("diffusion_batching")
