@@ -172,7 +172,8 @@ def test_in_one_go(server: GenerationServer) -> None:
 
 def test_not_longer_than_that(server: GenerationServer) -> None:
     """Row A-43. Another one is made meanwhile."""
-    reply = server.request("POST", "/v1/videos/sync", data={**LONG, "num_frames": "161", "size": "64x64"})
+    large = {**LONG, "num_frames": "161", "size": "64x64"}
+    reply = server.request("POST", "/v1/videos/sync", data=large)
     assert reply.status_code == 504, reply.text
     server.wait_idle()
 
