@@ -193,12 +193,7 @@ def _check_plain(value: Any, field: str, depth: int = 0) -> None:
         _check_plain(each, field, depth + 1)
 
 
-_FLAGS = frozenset({"return_trajectory", "progress"})
-
-
 def _check_finite(value: Any, field: str) -> None:
-    if isinstance(value, bool) and field.rpartition(".")[2] not in _FLAGS:
-        raise OmniClientError(f"`{field}`: should not be a boolean", param=field)
     for each in value if isinstance(value, list | tuple) else (value,):
         _check_number(each, field)
 

@@ -95,11 +95,7 @@ def build_plan(
     )
     resolve = resolve or resolve_obj_by_qualname(RESOLVER)
     class_name = _early(flags, loaded.config, "model_class_name")
-    pipeline = (
-        resolve(model, loaded.config, hf_config=hf_config, model_class_name=class_name)
-        if class_name
-        else resolve(model, loaded.config, hf_config=hf_config)
-    )
+    pipeline = resolve(model, loaded.config, hf_config=hf_config, model_class_name=class_name)
     if deploy_config is None and pipeline.name in packaged_deploys():
         loaded = load_deploy(pipeline.name, host.platform)
     _warn_idle(loaded, flags)

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -28,29 +28,24 @@ class ConnectorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffusionStageConfig:
-    """Settings of a stage on the call-batching engine.
+class PipelineSettings:
+    """Settings of a diffusers pipeline, named as their stage keys.
 
     Attributes:
-        model: Folder or hub name of the checkpoint.
-        device: Kind of device, as torch names it (`cpu`, `cuda`, ...).
-        dtype: Torch dtype's name, or `auto` for the family's own choice.
-        max_batch: Most requests in one batched call.
-        enforce_eager: Neither CUDA graphs nor compilation.
-        load_format: `auto`, or `dummy` for random weights.
-        gpu_memory_utilization: Share of the device, if one was given.
-        model_class_name: See `LoadContext` for this and the others.
+        model_class_name: Diffusers pipeline class, instead of the checkpoint's own.
+        flow_shift: Of the schedulers, instead of the checkpoint's.
+        boundary_ratio: Where the low-noise expert takes over, instead of the checkpoint's.
+        vae_use_slicing: Decode a batch one by one.
+        vae_use_tiling: Decode in tiles.
+        prompt_embedding_cache_mb: Most MiB for what text encoders made; 0 for none.
+        lora_modules: Adapters that requests may name: folder, file or hub name of each.
+        lora_path: Adapter of requests that name none.
+        lora_scale: Its strength.
+        max_loras: Most adapters on the device at a time.
+        cache_backend: Step cache of the denoisers, or `none`.
+        cache_config: Its settings.
     """
 
-    model: str
-    device: str
-    dtype: str = "auto"
-    max_batch: int = 32
-    enforce_eager: bool = False
-    load_format: str = "auto"
-    trust_remote_code: bool = False
-    revision: str | None = None
-    gpu_memory_utilization: float | None = None
     model_class_name: str | None = None
     flow_shift: float | None = None
     boundary_ratio: float | None = None
@@ -63,6 +58,38 @@ class DiffusionStageConfig:
     max_loras: int = 8
     cache_backend: str = "none"
     cache_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_pipeline(self) -> dict[str, Any]:
+        """These settings alone, by name."""
+        return {name: getattr(self, name) for name in PIPELINE_SETTINGS}
+
+
+PIPELINE_SETTINGS = tuple(each.name for each in fields(PipelineSettings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionStageConfig(PipelineSettings):
+    """Settings of a stage on the call-batching engine.
+
+    Attributes:
+        model: Folder or hub name of the checkpoint.
+        device: Kind of device, as torch names it (`cpu`, `cuda`, ...).
+        dtype: Torch dtype's name, or `auto` for the family's own choice.
+        max_batch: Most requests in one batched call.
+        enforce_eager: Neither CUDA graphs nor compilation.
+        load_format: `auto`, or `dummy` for random weights.
+        gpu_memory_utilization: Share of the device, if one was given.
+    """
+
+    model: str
+    device: str
+    dtype: str = "auto"
+    max_batch: int = 32
+    enforce_eager: bool = False
+    load_format: str = "auto"
+    trust_remote_code: bool = False
+    revision: str | None = None
+    gpu_memory_utilization: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

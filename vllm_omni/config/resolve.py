@@ -16,7 +16,7 @@ from vllm_omni.config.flags import Flags
 from vllm_omni.config.load import LoadedDeploy
 from vllm_omni.config.merge import Layer, Setting, deep_merge, fold
 from vllm_omni.config.pipeline import Pipeline, Stage
-from vllm_omni.config.plan import DiffusionStageConfig, StagePlan
+from vllm_omni.config.plan import PIPELINE_SETTINGS, DiffusionStageConfig, StagePlan
 from vllm_omni.config.sampling import SUBTALKER, SamplingError, check_subtalker, sampling_params
 from vllm_omni.config.schema import StageKeys, StageOverride, engines_of
 from vllm_omni.errors import OmniConfigError
@@ -163,22 +163,6 @@ def _engine_args(inputs: StageInputs, settings: Mapping[str, Setting]) -> dict[s
     return args
 
 
-_OF_PIPELINES = (
-    "model_class_name",
-    "flow_shift",
-    "boundary_ratio",
-    "vae_use_slicing",
-    "vae_use_tiling",
-    "prompt_embedding_cache_mb",
-    "lora_modules",
-    "lora_path",
-    "lora_scale",
-    "max_loras",
-    "cache_backend",
-    "cache_config",
-)
-
-
 def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> DiffusionStageConfig:
     names = {
         "dtype": "dtype",
@@ -188,7 +172,7 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
         "trust_remote_code": "trust_remote_code",
         "revision": "revision",
         "gpu_memory_utilization": "gpu_memory_utilization",
-        **{name: name for name in _OF_PIPELINES},
+        **{name: name for name in PIPELINE_SETTINGS},
     }
     given = {names[key]: setting.value for key, setting in settings.items() if key in names}
     model = _value(settings, "model", inputs.model)
@@ -200,7 +184,7 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
 
 def _warn_without_effect(inputs: StageInputs, settings: Mapping[str, Setting]) -> None:
     without_effect = {key for key in settings if "diffusion" not in engines_of(StageKeys, key)}
-    sampling = frozenset() if inputs.stage.takes_generation else {*_SAMPLING, *_OF_PIPELINES}
+    sampling = frozenset() if inputs.stage.takes_generation else {*_SAMPLING, *PIPELINE_SETTINGS}
     names = [
         key for key in settings if key in sampling or key in without_effect - PLAN_KEYS - {"model"}
     ]

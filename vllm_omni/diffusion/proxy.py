@@ -7,7 +7,7 @@ component itself, and a method that the component inherits or defines and that c
 sampling loop, for example) runs in the program and parks at each of those calls.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -29,11 +29,7 @@ def make_proxy(
         inline: Methods that run on the component itself, and so without parking inside.
     """
     cls = type(component)
-    members: dict[str, Any] = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-    }
+    members: dict[str, Any] = {}
     for method in methods:
         members[method] = _parked(method, park)
         if method == "forward":
@@ -41,10 +37,15 @@ def make_proxy(
             members["__call__"] = members[method]
     for method in inline:
         members[method] = _on(component, method)
-    view_class = type(cls)(cls.__name__, (cls,), members)
-    view = object.__new__(view_class)
+    view = object.__new__(disguised(cls, members))
     view.__dict__ = component.__dict__
     return view
+
+
+def disguised(cls: type, members: Mapping[str, Any]) -> type:
+    """A subclass that gives itself out as the class, with some members of its own."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls,), {**names, **members})
 
 
 def _on(component: nn.Module, method: str) -> Callable[..., Any]:

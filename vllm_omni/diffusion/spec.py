@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vllm_omni.config.plan import PipelineSettings
 from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.errors import OmniConfigError
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadContext:
-    """What a loader is given.
+class LoadContext(PipelineSettings):
+    """What a loader is given, with the settings of a pipeline.
 
     Attributes:
         model: The checkpoint: a folder or a name on the hub.
@@ -32,18 +33,6 @@ class LoadContext:
         revision: Branch, tag or commit on the hub.
         random_weights: Do not read weights (`load_format: dummy`).
         trust_remote_code: Run code that comes with the checkpoint.
-        model_class_name: Diffusers pipeline class, instead of the checkpoint's own.
-        flow_shift: Of the schedulers, instead of the checkpoint's.
-        boundary_ratio: Where the low-noise expert takes over, instead of the checkpoint's.
-        vae_use_slicing: Decode a batch one by one.
-        vae_use_tiling: Decode in tiles.
-        prompt_embedding_cache_bytes: Most memory for what text encoders made; 0 for none.
-        lora_modules: Adapters that requests may name: folder, file or hub name of each.
-        lora_path: Adapter of requests that name none.
-        lora_scale: Its strength.
-        max_loras: Most adapters on the device at a time.
-        cache_backend: Step cache of the denoisers, or `none`.
-        cache_config: Its settings.
     """
 
     model: str
@@ -52,18 +41,6 @@ class LoadContext:
     revision: str | None = None
     random_weights: bool = False
     trust_remote_code: bool = False
-    model_class_name: str | None = None
-    flow_shift: float | None = None
-    boundary_ratio: float | None = None
-    vae_use_slicing: bool = False
-    vae_use_tiling: bool = False
-    prompt_embedding_cache_bytes: int = 0
-    lora_modules: Mapping[str, str] = field(default_factory=dict)
-    lora_path: str | None = None
-    lora_scale: float = 1.0
-    max_loras: int = 8
-    cache_backend: str = "none"
-    cache_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,18 +86,7 @@ class Worker:
             settings.revision,
             random_weights=settings.load_format == "dummy",
             trust_remote_code=settings.trust_remote_code,
-            model_class_name=settings.model_class_name,
-            flow_shift=settings.flow_shift,
-            boundary_ratio=settings.boundary_ratio,
-            vae_use_slicing=settings.vae_use_slicing,
-            vae_use_tiling=settings.vae_use_tiling,
-            prompt_embedding_cache_bytes=int(settings.prompt_embedding_cache_mb * 2**20),
-            lora_modules=settings.lora_modules,
-            lora_path=settings.lora_path,
-            lora_scale=settings.lora_scale,
-            max_loras=settings.max_loras,
-            cache_backend=settings.cache_backend,
-            cache_config=settings.cache_config,
+            **settings.of_pipeline(),
         )
         with torch.inference_mode():
             loaded = spec.load(context)

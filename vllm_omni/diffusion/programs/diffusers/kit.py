@@ -17,6 +17,7 @@ from torch import nn
 
 from vllm_omni.config.diffusers import call_parameters, pipeline_class
 from vllm_omni.diffusion.program import Program
+from vllm_omni.diffusion.proxy import disguised
 from vllm_omni.errors import OmniClientError
 
 _TASKS: tuple[Mapping[str, type[DiffusionPipeline]], ...] = (
@@ -69,16 +70,19 @@ class Kit:
         base: The pipeline as the checkpoint names it, with the models themselves.
         siblings: Pipelines of other classes over the same components.
         parts: The components by name.
+        sample_rate: Hz of the sound that they make, if they make sound.
     """
 
     base: DiffusionPipeline
     siblings: tuple[DiffusionPipeline, ...]
     parts: Mapping[str, Any]
+    sample_rate: int | None
 
     @classmethod
     def of(cls, base: DiffusionPipeline) -> "Kit":
         """A kit with every sibling that the components suffice for."""
-        return cls(base, tuple(_siblings(base)), registered(base))
+        parts = registered(base)
+        return cls(base, tuple(_siblings(base)), parts, _sample_rate(parts))
 
     def models(self) -> dict[str, nn.Module]:
         """The models by the name of the pipeline's component."""
@@ -129,13 +133,11 @@ def _private_class(
         return {name: own[name] for name in names if name in own}
 
     members = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
         "device": property(lambda self: device),
         "_execution_device": property(lambda self: device),
         "components": property(components),
     }
-    return type(cls)(cls.__name__, (cls,), members)
+    return disguised(cls, members)
 
 
 def _takes(cls: type[DiffusionPipeline], media: Iterable[str]) -> bool:
@@ -202,3 +204,23 @@ def _sibling(base: DiffusionPipeline, cls: type[DiffusionPipeline]) -> Diffusion
     sibling = cls(**given)
     sibling.set_progress_bar_config(disable=True)
     return sibling
+
+
+def _sample_rate(parts: Mapping[str, Any]) -> int | None:
+    for name, key in _RATES:
+        part = parts.get(name)
+        if part is None:
+            continue
+        config = part.config if isinstance(part.config, Mapping) else part.config.to_dict()
+        if key in config:
+            return int(config[key])
+    return None
+
+
+_RATES = (
+    ("vocoder", "output_sampling_rate"),
+    ("vocoder", "sampling_rate"),
+    ("audio_vae", "sample_rate"),
+    ("vae", "sampling_rate"),
+    ("vae", "sample_rate"),
+)

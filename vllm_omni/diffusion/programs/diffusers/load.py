@@ -65,7 +65,7 @@ def load(ctx: LoadContext) -> Loaded:
         components[name] = Component(module, methods_of(module), within(name, adapters, cache))
     assets = {
         "kit": kit,
-        "embeddings": EmbeddingCache(ctx.prompt_embedding_cache_bytes),
+        "embeddings": EmbeddingCache(int(ctx.prompt_embedding_cache_mb * 2**20)),
         "adapters": adapters,
         "step_cache": cache,
     }

@@ -15,6 +15,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from vllm_omni.config.diffusers import call_parameters
+from vllm_omni.diffusion.proxy import disguised
 
 
 def can_preview(cls: type[DiffusionPipeline], media: Sequence[str]) -> bool:
@@ -63,10 +64,8 @@ def _ended_class(cls: type) -> type:
         self.timesteps = self.timesteps[:0]
 
     members = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
         "set_timesteps": wraps(cls.set_timesteps)(set_timesteps),
         # Pipelines scale the noise that they start from by it.
         "init_noise_sigma": 1.0,
     }
-    return type(cls)(cls.__name__, (cls,), members)
+    return disguised(cls, members)

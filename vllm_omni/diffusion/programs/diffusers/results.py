@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm_omni.diffusion.failures import check_finite
 from vllm_omni.errors import OmniGenerateError
 
 FRAMES = ("frames", "videos", "video")
@@ -27,7 +28,7 @@ def tensors_of(result: Any, output_type: str) -> dict[str, torch.Tensor]:
         whatever the pipeline has as `latents` if it is `latent`.
 
     Raises:
-        OmniGenerateError: The numbers are none (NaN), or there are none at all.
+        OmniGenerateError: The numbers are not finite, or there are none at all.
     """
     fields = dict(result.items()) if isinstance(result, Mapping) else {"images": result}
     made: dict[str, torch.Tensor] = {}
@@ -37,9 +38,7 @@ def tensors_of(result: Any, output_type: str) -> dict[str, torch.Tensor]:
             made[modality] = stacked(value)
     if not made:
         raise OmniGenerateError("the pipeline made nothing")
-    for modality, tensor in made.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise OmniGenerateError(f"the {modality} came out as NaN")
+    check_finite(made)  # bytes would hide it
     if output_type == "latent":
         return {("audio" if n == "audio" else "latents"): t.cpu() for n, t in made.items()}
     if output_type == "pt":

@@ -60,8 +60,8 @@ def run(ctx: Program) -> None:
     facts: dict[str, int | float | str] = {"seed": request.params.seed or 0}
     if request.params.fps is not None:
         facts["fps"] = request.params.fps
-    if (rate := sample_rate(kit.parts)) is not None:
-        facts["sample_rate"] = rate
+    if kit.sample_rate is not None:
+        facts["sample_rate"] = kit.sample_rate
     call = _Call(
         ctx=ctx,
         request=request,
@@ -142,24 +142,3 @@ class _Call:
             self.ctx.emit(self.modality, tensors_of(shown, "pil"), {**self.facts, **where})
         elif params.progress:
             self.ctx.emit(self.modality, None, where)
-
-
-def sample_rate(parts: Mapping[str, Any]) -> int | None:
-    """Hz of the sound that these components make, if they make sound."""
-    for name, key in _RATES:
-        part = parts.get(name)
-        if part is None:
-            continue
-        config = part.config if isinstance(part.config, Mapping) else part.config.to_dict()
-        if key in config:
-            return int(config[key])
-    return None
-
-
-_RATES = (
-    ("vocoder", "output_sampling_rate"),
-    ("vocoder", "sampling_rate"),
-    ("audio_vae", "sample_rate"),
-    ("vae", "sampling_rate"),
-    ("vae", "sample_rate"),
-)

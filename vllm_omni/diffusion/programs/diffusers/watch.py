@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
+from vllm_omni.diffusion.proxy import disguised
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -66,13 +68,7 @@ def _watched_class(cls: type) -> type:
         plain.__dict__ = copy.deepcopy(own, memo)
         return plain
 
-    members = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "step": step,
-        "__deepcopy__": __deepcopy__,
-    }
-    return type(cls)(cls.__name__, (cls,), members)
+    return disguised(cls, {"step": step, "__deepcopy__": __deepcopy__})
 
 
 def _clean(scheduler: Any, model_output: Any, sample: Any, latents: Any, result: Any) -> Any:
