@@ -21,6 +21,7 @@ from vllm_omni.generation import (
 )
 from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import ProgramInput
+from vllm_omni.media.pixels import eight_bit
 
 SEED_BITS = 32
 """Of seeds that are made up: short enough to be copied from an answer into a request."""
@@ -156,19 +157,20 @@ def _pieces(value: Any, field: str) -> Sequence[Any]:
 
 def _picture(value: Any, field: str) -> torch.Tensor:
     if isinstance(value, Image.Image):
+        value = eight_bit(value)
         value = np.array(value if value.mode in ("RGB", "RGBA") else value.convert("RGB"))
     return _pixels(value, field, ndim=3, what="a picture: Pillow's or uint8 [h, w, 3 or 4]")
 
 
 def _mask(value: Any, field: str) -> torch.Tensor:
     if isinstance(value, Image.Image):
-        value = np.array(value.convert("L"))
+        value = np.array(eight_bit(value).convert("L"))
     return _pixels(value, field, ndim=2, what="a mask: Pillow's or uint8 [h, w]")
 
 
 def _video(value: Any, field: str) -> torch.Tensor:
     if isinstance(value, list | tuple) and value and isinstance(value[0], Image.Image):
-        frames = [np.array(frame.convert("RGB")) for frame in value]
+        frames = [np.array(eight_bit(frame).convert("RGB")) for frame in value]
         if len({frame.shape for frame in frames}) > 1:
             raise OmniClientError(f"`{field}`: its frames differ in size", param=field)
         value = np.stack(frames)

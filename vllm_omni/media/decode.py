@@ -32,6 +32,7 @@ from vllm_omni.media.containers import (
     unreadable,
 )
 from vllm_omni.media.limits import DEFAULT_LIMITS, MediaLimits
+from vllm_omni.media.pixels import eight_bit
 
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 # What Pillow's readers are known to raise on broken files.
@@ -187,7 +188,7 @@ def decode_image(
     image = _open_image(data, limits, param)
     try:
         image.load()
-        return ImageOps.exif_transpose(image)
+        return eight_bit(ImageOps.exif_transpose(image))
     except _IMAGE_ERRORS as error:
         raise unreadable("image", param, error) from None
 

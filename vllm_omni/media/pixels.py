@@ -29,6 +29,16 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     transparency: int | bytes | tuple[int, int, int] | None = None
 
 
+def eight_bit(image: Image.Image) -> Image.Image:
+    """A grey picture of 16 bits as one of 8; others as they are.
+
+    Pillow's own conversion cuts off what is above 255, which leaves white.
+    """
+    if not image.mode.startswith("I;16"):
+        return image
+    return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8))
+
+
 def flattened(image: Image.Image) -> tuple[Picture, np.ndarray]:
     """A loaded picture and its pixels, uint8 ``[n]``, as Pillow packs them."""
     palette = image.palette
