@@ -40,6 +40,7 @@ from vllm_omni.entrypoints.openai.access import (
 )
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
+from vllm_omni.entrypoints.openai.generation.films import sync_timeout_s
 from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.headers import SecurityHeadersMiddleware
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
@@ -123,6 +124,7 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
     app.state.omni_generation = Generation.of(engine_client, app.state.omni_models, args)
     if app.state.omni_generation.modality == "video":
         app.state.omni_video_jobs = VideoJobs(video_store(args))
+        app.state.omni_video_sync_timeout = sync_timeout_s()
     return app
 
 

@@ -29,8 +29,6 @@ from vllm_omni.errors import OmniGenerateError
 from vllm_omni.media.video_encode import DEFAULT_CRF, write_video
 from vllm_omni.outputs import OmniRequestOutput, VideoOutput
 
-SYNC_TIMEOUT_S = float(os.environ.get("VLLM_OMNI_VIDEO_SYNC_TIMEOUT", 600.0))
-"""Seconds that `/v1/videos/sync` may take (row A-43)."""
 DEFAULT_FPS = 24.0
 """Of a video whose request says none."""
 MAX_INPUT_FRAMES = 1024
@@ -45,6 +43,14 @@ _NAMES: Mapping[str, str] = {
     "video": "video_reference",
     "audio": "audio_reference",
 }
+
+
+def sync_timeout_s() -> float:
+    """Seconds that `/v1/videos/sync` may take (row A-43), as the server's environment says.
+
+    Not read when this is imported: a forked server has imported it with another environment.
+    """
+    return float(os.environ.get("VLLM_OMNI_VIDEO_SYNC_TIMEOUT", 600.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from vllm_omni.entrypoints.openai.generation.disconnect import in_thread, while_
 from vllm_omni.entrypoints.openai.generation.films import (
     FILES,
     OBJECTS,
-    SYNC_TIMEOUT_S,
     Filming,
     read_media,
 )
@@ -78,7 +77,7 @@ async def create_video_in_one_go(request: Request) -> Response:
     """Make a video; the answer is the file."""
     async with _filming(request) as filming:
         began = time.monotonic()
-        data = await while_connected(request, _filmed(filming))
+        data = await while_connected(request, _filmed(filming, _sync_timeout(request)))
         seconds = time.monotonic() - began
     headers = {
         "X-Model": filming.generation.served_name(filming.body.model),
@@ -167,12 +166,18 @@ async def _filming(request: Request) -> AsyncIterator[Filming]:
     yield Filming(generation, form.fields, media, unread.request_id)
 
 
-async def _filmed(filming: Filming) -> bytes:
-    output = await filming.shot(timeout=SYNC_TIMEOUT_S)
+async def _filmed(filming: Filming, timeout: float) -> bytes:
+    output = await filming.shot(timeout=timeout)
     # It has no name, so nothing of it is left however this process ends.
     with tempfile.TemporaryFile() as file:
         await filming.write(path_of(file), output)
         return await in_thread(file.read)
+
+
+def _sync_timeout(request: Request) -> float:
+    """Seconds."""
+    timeout: float = request.app.state.omni_video_sync_timeout
+    return timeout
 
 
 def _jobs(request: Request) -> VideoJobs:
