@@ -52,7 +52,22 @@ def arguments(group: Group) -> list[str]:
     return [*own, *(f"--ignore={path}" for path in inside)]
 
 
-def run(group: Group, extra: list[str]) -> int:
+@dataclass(frozen=True)
+class Outcome:
+    """How a group ended.
+
+    Attributes:
+        code: pytest's exit code, 0 where the group had nothing to run.
+        summary: The lines that name what failed, and pytest's last one.
+    """
+
+    group: str
+    code: int
+    seconds: float
+    summary: tuple[str, ...]
+
+
+def run(group: Group, extra: list[str]) -> Outcome:
     """Run one group; its output is printed whole when it has ended."""
     began = time.monotonic()
     again = [f"--reruns={group.attempts - 1}"] if group.attempts > 1 else []
@@ -62,24 +77,38 @@ def run(group: Group, extra: list[str]) -> int:
     )
     took = time.monotonic() - began
     print(f"===== {group.name} ({took:.0f} s) =====\n{done.stdout}", flush=True)
-    return 0 if done.returncode == NO_TESTS else done.returncode
+    code = 0 if done.returncode == NO_TESTS else done.returncode
+    lines = done.stdout.strip().splitlines() or ["no output"]
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return Outcome(group.name, code, took, (*failed, lines[-1].strip("= ")))
+
+
+def summarize(outcomes: list[Outcome]) -> None:
+    """Print every group in a few lines, last, where a log that was cut at its head still has it."""
+    print("===== summary =====")
+    for each in sorted(outcomes, key=lambda outcome: outcome.code != 0):
+        print(f"{each.group} ({each.seconds:.0f} s): {'FAILED' if each.code else 'passed'}")
+        for line in each.summary:
+            print(f"  {line[:300]}")
+    sys.stdout.flush()
 
 
 def main() -> int:
     """Run all groups; the first failing one's code is the result."""
     waiting = deque(GROUPS)
-    codes: list[int] = []
+    outcomes: list[Outcome] = []
 
     def lane() -> None:
         while waiting:
-            codes.append(run(waiting.popleft(), sys.argv[1:]))
+            outcomes.append(run(waiting.popleft(), sys.argv[1:]))
 
     lanes = [threading.Thread(target=lane) for _ in range(LANES)]
     for each in lanes:
         each.start()
     for each in lanes:
         each.join()
-    return next((code for code in codes if code), 0)
+    summarize(outcomes)
+    return next((outcome.code for outcome in outcomes if outcome.code), 0)
 
 
 if __name__ == "__main__":
