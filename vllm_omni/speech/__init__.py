@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to speech: what is asked for, what a checkpoint offers, and how its prompts are made."""

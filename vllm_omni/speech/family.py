@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a family of text-to-speech models declares: what it offers, and how its prompts are made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import PretrainedConfig
+from vllm.tokenizers import TokenizerLike
+
+from vllm_omni.inputs import RowPrompt
+from vllm_omni.speech.request import SpeechRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechOffer:
+    """What a checkpoint can do.
+
+    Attributes:
+        sample_rate: Of the sound that it makes, Hz.
+        voices: Its speakers, in its own spelling, the default one first; empty if it has none.
+        languages: Names of the languages that can be asked for; empty if none can.
+        tasks: What `SpeechRequest.task` may be; empty for families without tasks.
+        instructions: It reads `SpeechRequest.instructions`.
+        max_references: Most recordings per request; 0 if it cannot clone voices.
+        needs_reference: It has no voice but that of a recording (or a speaker embedding).
+        needs_transcript: A recording is of no use without what is said in it, unless
+            `x_vector_only`.
+        reference_seconds: Shortest and longest recording.
+        extra: Names of the options that it reads from `SpeechRequest.extra`.
+    """
+
+    sample_rate: int
+    voices: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    instructions: bool = False
+    max_references: int = 0
+    needs_reference: bool = False
+    needs_transcript: bool = False
+    reference_seconds: tuple[float, float] = (1.0, 30.0)
+    extra: frozenset[str] = frozenset()
+
+
+EncodedReference = Mapping[str, torch.Tensor]
+"""What the codec stage made of a recording, by names that the family knows; on the CPU."""
+
+
+class SpeechFamily(Protocol):
+    """How a family's requests are made; one object per deployment, used from any thread.
+
+    Attributes:
+        offer: What the checkpoint can do.
+        encoder_rate: Rate at which the codec stage takes recordings, Hz.
+    """
+
+    offer: SpeechOffer
+    encoder_rate: int
+
+    def prompt(self, request: SpeechRequest, references: Sequence[EncodedReference]) -> RowPrompt:
+        """The codec language model's whole input.
+
+        Args:
+            request: Checked against `offer`.
+            references: One per recording of it.
+
+        Raises:
+            OmniClientError: Names the field at fault.
+        """
+        ...
+
+
+class SpeechFamilyFactory(Protocol):
+    """Makes a deployment's `SpeechFamily`; what a `Pipeline` names as `speech`."""
+
+    def __call__(
+        self, config: PretrainedConfig, model: str, tokenizer: TokenizerLike
+    ) -> SpeechFamily:
+        """See the class.
+
+        Args:
+            config: The checkpoint's.
+            model: Its folder or hub name.
+            tokenizer: Its own.
+        """
+        ...
