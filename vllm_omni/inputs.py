@@ -56,10 +56,12 @@ class RowPrompt(msgspec.Struct, frozen=True, kw_only=True):
             and logits processors see them.
         rows: The first positions, one per token id, are the prompt; what may follow are the first
             decode positions.
+        beside: Tensors for the stage after, which the edge passes on with its first message.
     """
 
     token_ids: list[int]
     rows: RowInput
+    beside: list[RowSpan] = []
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):

@@ -202,7 +202,7 @@ class RowState:
         kinds = torch.frombuffer(bytearray(rows.kinds), dtype=torch.uint8)
         row_part = self._model.row_inputs(
             {
-                name: _gather(tensor, index).to(self._device, self._pad.dtype)
+                name: self._on_device(_gather(tensor, index))
                 for name, tensor in upstream.items()
                 if name != _POSITIONS
             },
@@ -212,6 +212,10 @@ class RowState:
         state.reserve(state.filled + count, self._pad)
         state.row_part[state.filled : state.filled + count] = row_part
         state.filled += count
+
+    def _on_device(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows as the model takes them: floats in its dtype, ids as they are."""
+        return rows.to(self._device, self._pad.dtype if rows.is_floating_point() else None)
 
     def _read(self, rows: RowInput) -> dict[str, torch.Tensor]:
         """The message's upstream rows, each name's spans joined; names that only some spans have
@@ -225,9 +229,9 @@ class RowState:
 
 
 def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """`rows[index]`, with zeros where the index is -1."""
-    gathered = rows[index.clamp_min(0)]
-    gathered[index < 0] = 0
+    """`rows[index]`, with zeros where the index is -1 or past the rows (which only some have)."""
+    gathered = rows[index.clamp(0, len(rows) - 1)]
+    gathered[(index < 0) | (index >= len(rows))] = 0
     return gathered
 
 

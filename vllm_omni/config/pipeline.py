@@ -14,10 +14,13 @@ from transformers import PretrainedConfig
 
 from vllm_omni.config.problems import Problem
 from vllm_omni.errors import OmniConfigError
+from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import StageInput
 from vllm_omni.outputs import StageOutput
+from vllm_omni.speech.family import SpeechFamilyFactory
 
-Modality = Literal["text", "audio", "image", "video", "action"]
+Modality = Literal["text", "audio", "image", "video", "action", "reference"]
+"""`reference`: what a codec makes of a recording; asked for by the front end, not by clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class EdgeContext:
         voice: The requested speaker, already validated by the pipeline, or None for its default.
         streaming: `async_chunk`: yield as data arrives, else once at the end.
         extra: The connector's `extra` of this edge from the deploy YAML (chunk sizes, ...).
+        beside: Tensors of the request's prompt for the target stage (see `RowPrompt`).
     """
 
     model: str
@@ -37,6 +41,7 @@ class EdgeContext:
     voice: str | None
     streaming: bool
     extra: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[RowSpan, ...] = ()
 
 
 class EdgeState(Protocol):
@@ -67,11 +72,14 @@ class Stage:
             of the first layer), `hidden` (the final norm's output), `hidden:N` (the input of
             layer N; `hidden:accept` takes N from the talker config's `accept_hidden_layer`),
             `positions` (int32 [n, 3]), `codes` (int32 [n, groups]).
-        row_driven: Its inputs are rows of an upstream stage (a talker).
+        row_driven: Its inputs are rows: of an upstream stage (a talker), or of the prompt (the
+            codec language model of a `speech` pipeline).
         final_output: Modality that it gives to the client, if any.
         owns_tokenizer: It turns text into tokens and back.
         default_sampling: Sampling defaults of the family (below YAML, flags and request).
         takes_generation: Its requests are `GenerationRequest`s, not tokens or rows.
+        also_makes: Modalities that it makes of requests for these alone, which enter here and
+            visit no other stage (a codec encodes recordings).
         sampling_constraints: Always win over a request (`stop_token_ids` are united).
     """
 
@@ -86,6 +94,7 @@ class Stage:
     final_output: Modality | None = None
     owns_tokenizer: bool = False
     takes_generation: bool = False
+    also_makes: tuple[Modality, ...] = ()
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     sampling_constraints: Callable[[PretrainedConfig], Mapping[str, Any]] | None = None
 
@@ -116,6 +125,7 @@ class Pipeline:
             entry, one.
         problems: What is wrong with a checkpoint, given its config (whose sections are there) and
             its folder; checked before any stage is started.
+        speech: Of a text-to-speech pipeline: makes the entry stage's rows of `SpeechRequest`s.
     """
 
     name: str
@@ -127,6 +137,7 @@ class Pipeline:
     async_chunk: bool = True
     files: tuple[tuple[str, ...], ...] = ()
     problems: Callable[[PretrainedConfig, str], Iterable[Problem]] | None = None
+    speech: SpeechFamilyFactory | None = None
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
@@ -179,4 +190,7 @@ class Pipeline:
 
     def needed_stages(self, modalities: frozenset[str]) -> tuple[Stage, ...]:
         """Stages that a request for these output modalities visits, in order."""
+        for stage in self.stages:
+            if modalities <= set(stage.also_makes):
+                return (stage,)
         return tuple(s for s in self.stages if s.needs is None or s.needs in modalities)

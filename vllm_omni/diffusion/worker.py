@@ -240,9 +240,9 @@ class Worker:
 
 
 def _join(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    if not parts:
-        return {}
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    """Rows of one name in a row; not every part has every name."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 
 def _dtype(name: str) -> torch.dtype | None:

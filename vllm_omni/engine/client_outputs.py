@@ -39,6 +39,13 @@ def client_output(
     return _program_output(stage_id, modality, output, connector)
 
 
+def made_modality(stage: Stage, output: StageOutput) -> str | None:
+    """What a stage's output is for the caller; None if nothing."""
+    if isinstance(output, ProgramOutput) and output.modality in stage.also_makes:
+        return output.modality
+    return stage.final_output
+
+
 def mark_last(state: RequestState, messages: list[Message], pipeline: Pipeline) -> None:
     """Mark a finished request's last output among a step's messages.
 
@@ -46,7 +53,9 @@ def mark_last(state: RequestState, messages: list[Message], pipeline: Pipeline) 
     gives the caller nothing ended last.
     """
     spoken = {name for name in state.times if state.needed[name].final_output is not None}
-    wanted = [s for s in state.needed.values() if s.final_output in state.modalities]
+    wanted = [
+        s for s in state.needed.values() if state.modalities & {s.final_output, *s.also_makes}
+    ]
     for stage in wanted:
         if stage.name not in spoken:
             messages.append(_empty_output(state, stage, pipeline))

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from vllm_omni.errors import OmniGenerateError, client_error_from_metadata
+from vllm_omni.handles import RowSpan
+from vllm_omni.inputs import RowPrompt
 from vllm_omni.outputs import OmniRequestOutput
 
 
@@ -33,6 +35,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     voice: str | None
     arrival: float
     entry_kwargs: dict[str, Any] = {}
+
+    @property
+    def beside(self) -> tuple[RowSpan, ...]:
+        """What the prompt brings for the stage after the first."""
+        return tuple(self.prompt.beside) if isinstance(self.prompt, RowPrompt) else ()
 
 
 class Abort(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from vllm_omni.config.pipeline import EdgeContext, EdgeState
 from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.engine import failures
 from vllm_omni.engine.attempts import Attempts
-from vllm_omni.engine.client_outputs import client_output, mark_last
+from vllm_omni.engine.client_outputs import client_output, made_modality, mark_last
 from vllm_omni.engine.messages import (
     Abort,
     Call,
@@ -149,7 +149,7 @@ class Orchestrator:
 
     def _add_request(self, submit: Submit) -> None:
         """Take a request in: an abort that follows finds it, however little has happened."""
-        entry = self._pipeline.entry
+        entry, *_ = self._pipeline.needed_stages(submit.modalities)
         pool = self._pools[entry.name]
         if pool.live_num_replicas == 0:
             self._send([failures.unavailable(submit.request_id, pool.stage_id)])
@@ -173,6 +173,7 @@ class Orchestrator:
                     voice=submit.voice,
                     streaming=self._topology.streaming,
                     extra=self._topology.edge_extra.get((edge.source, edge.target), {}),
+                    beside=submit.beside,
                 )
                 edges.setdefault(edge.source, []).append((edge.target, edge.start(context)))
         entry_params = submit.params[self._pipeline.stage_id(self._pipeline.entry.name)]
@@ -272,7 +273,6 @@ class Orchestrator:
         ended: list[RequestState] = []
         now = time.monotonic()
         stage_id = self._stage_id(stage)
-        modality = self._pools[stage].stage.final_output
         for output in outputs:
             state = self._states.get(output.request_id)
             if state is None:
@@ -285,6 +285,7 @@ class Orchestrator:
             state.note_output(stage, output, now)
             self._observer.output(state, stage, output, now)
             try:
+                modality = made_modality(self._pools[stage].stage, output)
                 if modality is not None and modality in state.modalities:
                     self._emit(stage, stage_id, modality, state, output, messages)
                 if stage in state.edges:

@@ -31,6 +31,7 @@ from vllm_omni.entrypoints.admission import Admission
 from vllm_omni.entrypoints.output_stream import OutputStream
 from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import has_sounds, with_sounds_as_heard
+from vllm_omni.entrypoints.speech import Speech, encoded_reference
 from vllm_omni.errors import (
     DeadlineExceededError,
     OmniClientError,
@@ -39,7 +40,9 @@ from vllm_omni.errors import (
     StageUnavailableError,
 )
 from vllm_omni.generation import OmniDiffusionSamplingParams
+from vllm_omni.inputs import ProgramInput
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
+from vllm_omni.speech.family import EncodedReference, SpeechOffer
 from vllm_omni.start_report import no_check
 
 logger = init_logger(__name__)
@@ -63,6 +66,7 @@ class AsyncOmni(EngineClient):
         weakref.finalize(self, launched.shutdown)
         self._engine = launched.engine
         self._requests = RequestFactory(launched.plan)
+        self._speech = None if self.pipeline.speech is None else Speech(launched.plan)
         # A caller's request id may come again, even while it is in use (a client that retries),
         # and then nothing that a stage says about the one request may be taken for the other's; so
         # inside of the engine every id is new.
@@ -109,6 +113,11 @@ class AsyncOmni(EngineClient):
     def voices(self) -> tuple[str, ...]:
         """Speakers that the checkpoint offers, the default one first."""
         return self._requests.voices
+
+    @property
+    def speech(self) -> SpeechOffer | None:
+        """What a text-to-speech pipeline offers; None of other pipelines."""
+        return None if self._speech is None else self._speech.offer
 
     @property
     def stages(self) -> list[StageInfo]:
@@ -180,6 +189,10 @@ class AsyncOmni(EngineClient):
             output_modalities = self.pipeline.output_modalities[:1]
         if (llm := self._launched.entry_llm) is not None:
             llm.tell_media_cache()
+        if self._speech is not None:
+            asked = self._speech.request(prompt, voice)
+            encode = partial(self._encoded, timeout=timeout)
+            prompt, voice = await self._speech.prompt(asked, encode), None
         if has_sounds(prompt) and not self.pipeline.entry.takes_generation:
             prompt = await asyncio.to_thread(with_sounds_as_heard, prompt)
         make = partial(
@@ -195,6 +208,20 @@ class AsyncOmni(EngineClient):
         )
         # Pictures take milliseconds to be put in order.
         submit = await asyncio.to_thread(make) if self._has_media(prompt) else make()
+        async for output in self._run(request_id, submit, timeout):
+            yield output
+
+    async def _encoded(self, prompt: ProgramInput, timeout: float | None) -> EncodedReference:
+        """What the codec stage makes of a recording."""
+        request_id = f"reference-{uuid.uuid4().hex}"
+        submit = self._requests.make_encoding(prompt, request_id)
+        outputs = [output async for output in self._run(request_id, submit, timeout)]
+        return encoded_reference(outputs)
+
+    async def _run(
+        self, request_id: str, submit: Submit, timeout: float | None
+    ) -> AsyncGenerator[OmniRequestOutput, None]:
+        """Have a request take its place, and give its outputs."""
         with self._registered(request_id, submit) as stream:
             async with self.admission.working(timeout, _completions(submit)) as ticket:
                 deadline = min(ticket.deadline, self.admission.deadline(timeout))

@@ -22,9 +22,12 @@ from vllm_omni.engine.launcher import launch_pipeline
 from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
 from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import with_sounds_as_heard
+from vllm_omni.entrypoints.speech import Speech, encoded_reference
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
+from vllm_omni.inputs import ProgramInput
 from vllm_omni.outputs import OmniRequestOutput
+from vllm_omni.speech.family import EncodedReference
 
 POLL_S = 1.0
 
@@ -89,6 +92,7 @@ class Omni:
         # A script that ends without `close` ends its stages too, before vLLM's own exit handlers.
         weakref.finalize(self, self._launched.shutdown)
         self._engine = self._launched.engine
+        self._speech = None if self.pipeline.speech is None else Speech(plan)
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -138,6 +142,12 @@ class Omni:
                 param="sampling_params",
             )
         entry, by_stage = (sampling_params, None) if single else (None, sampling_params)
+        if self._speech is not None:
+            batch = [
+                self._speech.prompt_now(self._speech.request(each, voice), self._encoded)
+                for each in batch
+            ]
+            voice = None
         ids = [f"omni-{uuid.uuid4().hex}" for _ in batch]
         submits = [
             _at_the_end(
@@ -161,6 +171,13 @@ class Omni:
     def _prepared(self, prompt: Any) -> Any:
         generates = self.pipeline.entry.takes_generation
         return prompt if generates else with_sounds_as_heard(prompt)
+
+    def _encoded(self, prompt: ProgramInput) -> EncodedReference:
+        """What the codec stage makes of a recording."""
+        submit = self._requests.make_encoding(prompt, f"reference-{uuid.uuid4().hex}")
+        with self._calls:
+            (outputs,) = self._collect([submit], use_tqdm=False).values()
+        return encoded_reference(outputs)
 
     def _collect(self, submits: list[Submit], use_tqdm: bool) -> dict[str, list[OmniRequestOutput]]:
         """Run requests, as many at a time as the stages can work on."""
@@ -195,7 +212,7 @@ class Omni:
             finally:
                 if waiting:
                     self._engine.send(Abort(tuple(waiting)))
-        order = self.pipeline.output_modalities
+        order = (*self.pipeline.output_modalities, "reference")
         return {
             request_id: [
                 OmniRequestOutput.join(by_modality[modality])

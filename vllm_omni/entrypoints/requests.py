@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a caller says to what the orchestrator takes: checks, defaults, parameters."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from vllm_omni.engine.sampling import (
 from vllm_omni.entrypoints.generation_inputs import generation_input, merged_params
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import Lora, OmniDiffusionSamplingParams
+from vllm_omni.inputs import ProgramInput
 
 StageParams = SamplingParams | OmniDiffusionSamplingParams | Mapping[str, Any] | None
 """What a caller may say about one stage."""
@@ -109,6 +111,17 @@ class RequestFactory:
             voice=self._voice(voice),
             arrival=arrival,
             entry_kwargs=entry_kwargs,
+        )
+
+    def make_encoding(self, prompt: ProgramInput, request_id: str) -> Submit:
+        """A request for what the codec makes of a recording."""
+        return Submit(
+            request_id=request_id,
+            prompt=prompt,
+            params=(None,) * len(self.defaults),
+            modalities=frozenset({"reference"}),
+            voice=None,
+            arrival=time.monotonic(),
         )
 
     def _entry_params(self, entry: Any, by_stage: Sequence[Any] | None) -> tuple[Any, str]:

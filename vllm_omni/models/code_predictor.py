@@ -34,18 +34,22 @@ class CodePredictor(Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration
         config.dtype = torch.get_default_dtype()
         super().__init__(config)
 
+    def project(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The talker's vectors [..., width] at this model's width: the same, here."""
+        return inputs
+
     def predict(
         self, hidden: torch.Tensor, first: torch.Tensor, sampling: FrameSampling
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw codes 1.. of each request's frame.
 
         Args:
-            hidden: [b, hidden_size]; what the frame's first code was sampled from.
-            first: [b, hidden_size]; the talker's embedding of that code.
+            hidden: [b, width]; what the frame's first code was sampled from.
+            first: [b, width]; the talker's embedding of that code.
             sampling: How to draw.
 
         Returns:
-            Codes int64 [b, groups - 1] and their embeddings [b, groups - 1, hidden_size].
+            Codes int64 [b, groups - 1] and their embeddings [b, groups - 1, width].
         """
         groups = len(self.lm_head)
         cache = DynamicCache(config=self.config)
@@ -56,7 +60,7 @@ class CodePredictor(Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration
         for group in range(groups):
             stop = fed + inputs.shape[1]
             output = self.model(
-                inputs_embeds=inputs,
+                inputs_embeds=self.project(inputs),
                 attention_mask=_NO_MASK,
                 position_ids=position_ids[:, fed:stop],
                 past_key_values=cache,

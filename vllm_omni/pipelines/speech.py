@@ -238,6 +238,7 @@ class CodecEdge:
         self._end_ids = end_ids
         self._drops_unfed = drops_unfed
         self._options = options
+        self._beside = list(ctx.beside)
         self._ledger = RowLedger()
         self._windower = Windower(
             ChunkPolicy.from_extra(ctx.extra, policy) if ctx.streaming else ChunkPolicy.one_shot()
@@ -277,10 +278,11 @@ class CodecEdge:
         if len(batch.offsets) != sum(span.count for span in batch.spans):
             raise OmniGenerateError("the talker emitted part of a span of frames twice")
         options = {} if self._started else dict(self._options)
+        beside = [] if self._started else self._beside
         self._started = True
         return ProgramInput(
             options=options,
-            spans=batch.spans,
+            spans=[*beside, *batch.spans],
             windows=windows,
             final=final,
         )

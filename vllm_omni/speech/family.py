@@ -2,15 +2,17 @@
 """What a family of text-to-speech models declares: what it offers, and how its prompts are made."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from transformers import PretrainedConfig
 from vllm.tokenizers import TokenizerLike
 
-from vllm_omni.inputs import RowPrompt
 from vllm_omni.speech.request import SpeechRequest
+
+NOTHING = -1
+"""In `SpeechPrompt`: no token, or no code, at this place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,32 @@ EncodedReference = Mapping[str, torch.Tensor]
 """What the codec stage made of a recording, by names that the family knows; on the CPU."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeechPrompt:
+    """What a codec language model is fed, position by position; the parts of one are summed.
+
+    The first `length` positions are the prompt, the others are those of the first decode steps
+    (the frame that was generated is added to them). After them the model's pad row is fed.
+
+    Attributes:
+        length: Positions of the prompt.
+        text: int32 [n], text token of each position, or `NOTHING`; n >= length.
+        codes: int32 [n, groups], codec frame of each position; any of it may be `NOTHING`. Group 0
+            takes special codes, too.
+        vectors: Further vectors [hidden_size], by position.
+        placeholder: The token id that stands for every position of the prompt. Penalties see it.
+        reference_codes: int32 [frames, groups], for the codec decoder: what the sound is to be
+            decoded after; None for nothing.
+    """
+
+    length: int
+    text: torch.Tensor
+    codes: torch.Tensor
+    placeholder: int
+    vectors: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    reference_codes: torch.Tensor | None = None
+
+
 class SpeechFamily(Protocol):
     """How a family's requests are made; one object per deployment, used from any thread.
 
@@ -58,7 +86,9 @@ class SpeechFamily(Protocol):
     offer: SpeechOffer
     encoder_rate: int
 
-    def prompt(self, request: SpeechRequest, references: Sequence[EncodedReference]) -> RowPrompt:
+    def prompt(
+        self, request: SpeechRequest, references: Sequence[EncodedReference]
+    ) -> SpeechPrompt:
         """The codec language model's whole input.
 
         Args:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codec language model of a text-to-speech checkpoint (DESIGN.md section 6).
+
+A vLLM decoder is fed the sum of what stands at each position: a text token, a codec frame, a
+vector; it samples the first code of the next frame, and a small model inside of the step completes
+that frame. A family says how its parts are embedded and how a frame is completed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+
+
+class CodecLM(nn.Module, ABC):
+    """`RowDriven` by the rows of a `SpeechPrompt`: `text`, `codes` and, of some, `vector`.
+
+    Attributes:
+        groups: Codes per frame.
+        input_width: Width of embeddings.
+    """
+
+    omni_capabilities: ClassVar[OmniCapabilities] = OmniCapabilities(
+        row_driven=True, emits=("codes",)
+    )
+    groups: int
+    input_width: int
+
+    @abstractmethod
+    def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
+        """Text tokens, int [n] -> [n, input_width]."""
+
+    @abstractmethod
+    def embed_codes(self, group: int, codes: torch.Tensor) -> torch.Tensor:
+        """Codes of a group, int [n] -> [n, input_width]. Special codes are in group 0."""
+
+    @abstractmethod
+    def complete(
+        self, hidden: torch.Tensor, first: torch.Tensor, sampling: FrameSampling
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the codes of groups 1.. of each request's frame.
+
+        Args:
+            hidden: [b, hidden_size]; what the frame's first code was sampled from.
+            first: [b, input_width]; the embedding of that code.
+            sampling: How to draw.
+
+        Returns:
+            Codes int64 [b, groups - 1] and their embeddings [b, groups - 1, input_width].
+        """
+
+    def row_inputs(
+        self, rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, token_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """See `RowDriven`; rows are int32 `text` [n] and `codes` [n, groups], -1 for nothing, and
+        floating `vector` [n, input_width]."""
+        inputs = _where_given(rows["text"], self.embed_text)
+        for group in range(self.groups):
+            inputs = inputs + _where_given(
+                rows["codes"][:, group], lambda ids, group=group: self.embed_codes(group, ids)
+            )
+        return inputs + rows["vector"] if "vector" in rows else inputs
+
+    def frames(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
+    ) -> Frames:
+        """See `RowDriven`; the frame part is the sum of the embeddings of all its codes."""
+        first = self.embed_codes(0, token_ids)
+        codes, embeds = self.complete(hidden, first, sampling)
+        return Frames(
+            codes=torch.cat([token_ids[:, None], codes], dim=1),
+            inputs=torch.cat([first[:, None], embeds], dim=1).sum(dim=1),
+        )
+
+    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `RowDriven`; the width is the hidden size already."""
+        return inputs
+
+
+def _where_given(ids: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Embeddings of ids [n], zeros where there is none."""
+    return embed(ids.clamp_min(0)) * (ids >= 0)[:, None]
