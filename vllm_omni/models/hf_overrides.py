@@ -10,6 +10,9 @@ from copy import deepcopy
 
 from transformers import PretrainedConfig, Qwen2_5OmniConfig, Qwen3OmniMoeConfig
 
+from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
+
+_MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 QWEN3_MROPE_SECTION = [24, 20, 20]
 """What transformers' Qwen3-Omni rotary embedding assumes if the config does not say."""
 
@@ -20,6 +23,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _qwen3_talker(config)
     if isinstance(config, Qwen2_5OmniConfig):
         return _stage_config(config, config.talker_config, "Qwen2_5OmniTalker")
+    if isinstance(config, Qwen3TTSConfig):
+        return _qwen3_tts_talker(config)
     return config
 
 
@@ -35,6 +40,15 @@ def _qwen3_talker(config: Qwen3OmniMoeConfig) -> PretrainedConfig:
         **talker.text_config.rope_parameters,
         "mrope_interleaved": True,
     }
+    return talker
+
+
+def _qwen3_tts_talker(config: Qwen3TTSConfig) -> PretrainedConfig:
+    talker = _stage_config(config, config.talker_config, "Qwen3TTSTalker")
+    talker.tts_pad_token_id = config.tts_pad_token_id
+    # Its three dimensions of position are always equal: vLLM need not know that there are three.
+    rope = talker.rope_parameters
+    talker.rope_parameters = {key: value for key, value in rope.items() if key not in _MROPE_KEYS}
     return talker
 
 

@@ -65,8 +65,8 @@ class Qwen3TTSCodePredictor(CodePredictor):
         width: The talker's hidden size.
     """
 
-    def __init__(self, config: PretrainedConfig, width: int) -> None:
-        super().__init__(Qwen3OmniMoeTalkerCodePredictorConfig(**config.to_dict()))
+    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig, width: int) -> None:
+        super().__init__(config)
         self.model.codec_embedding = nn.ModuleList(
             nn.Embedding(config.vocab_size, width) for _ in range(config.num_code_groups - 1)
         )
