@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a text-to-speech request may ask for, and how its recordings are encoded (rows A-61, I-16)."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_omni.connectors import serialization
+from vllm_omni.entrypoints.reference_cache import ReferenceCache
+from vllm_omni.entrypoints.speech import checked, row_prompt
+from vllm_omni.errors import OmniClientError
+from vllm_omni.speech.family import NOTHING, SpeechOffer, SpeechPrompt
+from vllm_omni.speech.request import Reference, SpeechRequest
+
+NAMED = SpeechOffer(
+    24000, voices=("Vivian", "Ryan"), languages=("Auto", "english"), tasks=("CustomVoice",)
+)
+CLONING = SpeechOffer(24000, max_references=1, needs_reference=True, needs_transcript=True)
+
+
+def recording(seconds: float = 2.0, text: str | None = "hello", seed: int = 0) -> Reference:
+    samples = np.random.default_rng(seed).uniform(-1, 1, int(seconds * 8000)).astype(np.float32)
+    return Reference(samples, 8000, text)
+
+
+def test_names_come_in_the_checkpoints_spelling() -> None:
+    asked = SpeechRequest(text="Hi", voice="RYAN", language="English", task="customvoice")
+    made = checked(asked, NAMED)
+    assert (made.voice, made.language, made.task) == ("Ryan", "english", "CustomVoice")
+
+
+@pytest.mark.parametrize("voice", [None, "default"])
+def test_the_default_voice(voice: str | None) -> None:
+    assert checked(SpeechRequest(text="Hi", voice=voice), NAMED).voice == "Vivian"
+
+
+@pytest.mark.parametrize(
+    ("asked", "offer", "field"),
+    [
+        (SpeechRequest(text=""), NAMED, "input"),
+        (SpeechRequest(text=" \n\t"), NAMED, "input"),
+        (SpeechRequest(text="...?!\u2026"), NAMED, "input"),
+        (SpeechRequest(text="\x00\x01\x1b"), NAMED, "input"),
+        (SpeechRequest(text="a" * 100_001), NAMED, "input"),
+        (SpeechRequest(text=3), NAMED, "input"),
+        (SpeechRequest(text="Hi", voice="nobody"), NAMED, "voice"),
+        (SpeechRequest(text="Hi", voice=["Ryan"]), NAMED, "voice"),
+        (SpeechRequest(text="Hi", voice="Ryan"), CLONING, "voice"),
+        (SpeechRequest(text="Hi", language="klingon"), NAMED, "language"),
+        (SpeechRequest(text="Hi", task="Base"), NAMED, "task_type"),
+        (SpeechRequest(text="Hi", instructions="slowly"), NAMED, "instructions"),
+        (SpeechRequest(text="Hi", extra={"pitch": 2}), NAMED, "extra_params.pitch"),
+        (SpeechRequest(text="Hi", references=(recording(),)), NAMED, "ref_audio"),
+        (SpeechRequest(text="Hi"), CLONING, "ref_audio"),
+        (SpeechRequest(text="Hi", references=(recording(),) * 2), CLONING, "ref_audio"),
+        (SpeechRequest(text="Hi", references=(recording(0),)), CLONING, "ref_audio"),
+        (SpeechRequest(text="Hi", references=(recording(0.5),)), CLONING, "ref_audio"),
+        (SpeechRequest(text="Hi", references=(recording(31),)), CLONING, "ref_audio"),
+        (SpeechRequest(text="Hi", references=(recording(text=None),)), CLONING, "ref_text"),
+        (SpeechRequest(text="Hi", references=(recording(text="..."),)), CLONING, "ref_text"),
+        (
+            SpeechRequest(
+                text="Hi", references=(Reference(np.full(16000, np.nan, np.float32), 8000, "a"),)
+            ),
+            CLONING,
+            "ref_audio",
+        ),
+        (
+            SpeechRequest(text="Hi", speaker_embedding=np.full(4, math.inf)),
+            CLONING,
+            "speaker_embedding",
+        ),
+        (SpeechRequest(text="Hi", speaker_embedding=np.zeros(4)), NAMED, "speaker_embedding"),
+    ],
+)
+def test_what_is_not_offered_is_refused(
+    asked: SpeechRequest, offer: SpeechOffer, field: str
+) -> None:
+    with pytest.raises(OmniClientError) as refused:
+        checked(asked, offer)
+    assert refused.value.param == field
+    assert str(refused.value).startswith(field)
+
+
+def test_a_transcript_is_not_needed_for_the_voice_alone() -> None:
+    asked = SpeechRequest(text="Hi", references=(recording(text=None),), x_vector_only=True)
+    assert checked(asked, CLONING).references
+
+
+def test_rows_with_a_vector_come_first() -> None:
+    prompt = SpeechPrompt(
+        length=3,
+        text=torch.tensor([10, 11, NOTHING, 13]),
+        codes=torch.tensor([[1, NOTHING], [2, 3], [4, 5], [NOTHING, NOTHING]]),
+        placeholder=7,
+        vectors={2: torch.full((4,), 0.5)},
+        reference_codes=torch.tensor([[8, 9]]),
+    )
+    made = row_prompt(prompt)
+    assert made.token_ids == [7, 7, 7]
+    assert made.rows.final
+    (span,) = made.rows.spans
+    rows = serialization.decode(span.handle.inline)
+    index = torch.tensor(made.rows.index)
+    assert rows["text"][index].tolist() == prompt.text.tolist()
+    assert rows["codes"][index].tolist() == prompt.codes.tolist()
+    assert index[2] == 0
+    assert rows["vector"].tolist() == [[0.5] * 4]
+    assert serialization.decode(made.beside[0].handle.inline)["reference_codes"].tolist() == [[8, 9]]
+
+
+class Encoder:
+    """Counts what it is asked."""
+
+    def __init__(self, size: int = 4) -> None:
+        self.asked = 0
+        self.size = size
+
+    async def __call__(self, reference: Reference) -> dict[str, torch.Tensor]:
+        self.asked += 1
+        await asyncio.sleep(0.01)
+        return {"codes": torch.full((self.size,), len(reference.samples), dtype=torch.float32)}
+
+
+async def test_a_recording_is_encoded_once() -> None:
+    """A-61: three callers at a time, one encoding, two that wait; later a hit."""
+    cache, encoder = ReferenceCache(), Encoder()
+    first = recording()
+    made = await asyncio.gather(*(cache.encoded(first, encoder) for _ in range(3)))
+    assert encoder.asked == 1
+    assert all(torch.equal(each["codes"], made[0]["codes"]) for each in made)
+    await cache.encoded(recording(), encoder)
+    assert encoder.asked == 1
+    await cache.encoded(recording(seed=1), encoder)
+    assert encoder.asked == 2
+
+
+async def test_who_goes_away_does_not_take_it_from_the_others() -> None:
+    cache, encoder = ReferenceCache(), Encoder()
+    leaving = asyncio.create_task(cache.encoded(recording(), encoder))
+    staying = asyncio.create_task(cache.encoded(recording(), encoder))
+    await asyncio.sleep(0.005)
+    leaving.cancel()
+    assert (await staying)["codes"].numel() == 4
+    assert encoder.asked == 1
+
+
+async def test_a_failure_is_not_remembered() -> None:
+    cache, encoder = ReferenceCache(), Encoder()
+
+    async def fail(reference: Reference) -> dict[str, torch.Tensor]:
+        raise RuntimeError("no")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            await cache.encoded(recording(), fail)
+    await cache.encoded(recording(), encoder)
+    assert len(cache) == 1
+
+
+async def test_the_cache_is_bounded_by_entries_and_by_bytes() -> None:
+    encoder = Encoder(size=4)  # 16 bytes
+    cache = ReferenceCache(max_entries=2, max_bytes=1 << 20)
+    for seed in (0, 1, 0, 2):  # 1 is the one not used for longest
+        await cache.encoded(recording(seed=seed), encoder)
+    assert len(cache) == 2
+    asked = encoder.asked
+    await cache.encoded(recording(seed=0), encoder)
+    assert encoder.asked == asked
+    await cache.encoded(recording(seed=1), encoder)
+    assert encoder.asked == asked + 1
+    small = ReferenceCache(max_entries=8, max_bytes=40)
+    for seed in range(3):
+        await small.encoded(recording(seed=seed), encoder)
+    assert (len(small), small.bytes) == (2, 32)
+    await small.encoded(recording(seed=9), Encoder(size=11))
+    assert (len(small), small.bytes) == (2, 32)
