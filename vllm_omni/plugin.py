@@ -10,9 +10,12 @@ ARCHITECTURES = {
 
 
 def register() -> None:
-    """Register what vLLM does not know: our architectures. Idempotent."""
+    """Register what vLLM does not know: our architectures and config classes. Idempotent."""
     from vllm import ModelRegistry
 
+    from vllm_omni.config.hf import register_configs
+
+    register_configs()
     known = ModelRegistry.get_supported_archs()
     for architecture, path in ARCHITECTURES.items():
         if architecture not in known:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
-from tests.reference.hf_omni import HFOmni, Media, Reference
+from tests.reference.hf_omni import MODELS, HFOmni, Media, Reference
 from vllm_omni.testing import media
-from vllm_omni.testing.tiny import RECIPES, build
+from vllm_omni.testing.tiny import build
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -32,7 +32,7 @@ def text(value: str) -> dict:
     return {"type": "text", "text": value}
 
 
-@pytest.fixture(scope="module", params=sorted(RECIPES))
+@pytest.fixture(scope="module", params=sorted(MODELS))
 def reference(request, tmp_path_factory) -> HFOmni:
     return HFOmni(build(request.param, tmp_path_factory.mktemp("tiny") / request.param))
 

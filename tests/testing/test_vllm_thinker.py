@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.reference.hf_omni import HFOmni, Media, Reference
+from tests.reference.hf_omni import MODELS, HFOmni, Media, Reference
 from tests.testing.vllm_thinker import answer
 from vllm_omni.testing import media
-from vllm_omni.testing.tiny import RECIPES, build
+from vllm_omni.testing.tiny import build
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -69,7 +69,7 @@ def _request(prompt: str, given: Media) -> dict[str, Any]:
     return request
 
 
-@pytest.fixture(scope="module", params=sorted(RECIPES))
+@pytest.fixture(scope="module", params=sorted(MODELS))
 def answers(request, tmp_path_factory) -> tuple[str, dict[str, tuple[Reference, list, list]]]:
     """The family, and per case transformers' answer, vLLM's prompt ids and vLLM's token ids."""
     path = build(request.param, tmp_path_factory.mktemp("tiny") / request.param)

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled, StrictDatacl
 from transformers import PretrainedConfig
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index
+from vllm_omni.config.hf import register_configs
 from vllm_omni.errors import OmniConfigError
 
 DIFFUSERS = "diffusers"
@@ -33,6 +34,7 @@ def load_hf_config(
     from vllm.transformers_utils.config import get_config
     from vllm.transformers_utils.repo_utils import file_or_path_exists
 
+    register_configs()
     try:
         if not file_or_path_exists(model, "config.json", revision) and file_or_path_exists(
             model, MODEL_INDEX, revision

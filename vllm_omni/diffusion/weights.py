@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
+from vllm_omni.config.hf import register_configs
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniConfigError
 
@@ -20,6 +21,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 def checkpoint_config(ctx: LoadContext) -> PretrainedConfig:
     """The checkpoint's whole Hugging Face config."""
+    register_configs()
     return AutoConfig.from_pretrained(ctx.model, revision=ctx.revision)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random checkpoints of the supported families, built offline as the hub lays them out.
 
-A family is one recipe module with ``write(out: Path, seed: int) -> None``, listed in ``RECIPES``.
-The modules are imported when first built, so that importing this package stays cheap.
+A family is one recipe module with ``write(out: Path, seed: int) -> None``, listed in ``RECIPES``; a
+module of several takes the name after the colon as its third argument. The modules are imported
+when first built, so that importing this package stays cheap.
 """
 
 import hashlib
@@ -16,6 +17,9 @@ from pathlib import Path
 RECIPES: dict[str, str] = {
     "qwen2_5_omni": "vllm_omni.testing.tiny.qwen2_5_omni",
     "qwen3_omni_moe": "vllm_omni.testing.tiny.qwen3_omni_moe",
+    "qwen3_tts_base": "vllm_omni.testing.tiny.qwen3_tts:base",
+    "qwen3_tts_custom_voice": "vllm_omni.testing.tiny.qwen3_tts:custom_voice",
+    "qwen3_tts_voice_design": "vllm_omni.testing.tiny.qwen3_tts:voice_design",
 }
 
 STAMP = ".tiny_checkpoint.json"
@@ -40,7 +44,8 @@ def build(family: str, out: Path | str, seed: int = 0) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        importlib.import_module(RECIPES[family]).write(staging, seed)
+        module, _, variant = RECIPES[family].partition(":")
+        importlib.import_module(module).write(staging, seed, *filter(None, [variant]))
         (staging / STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
         staging.chmod(0o755)
         _swap_in(staging, out, stamp)
@@ -74,8 +79,9 @@ def _stamp(family: str, seed: int) -> dict[str, str]:
     from importlib.metadata import version
 
     digest = hashlib.sha256()
+    own, *others = (_module_name(RECIPES[each]) for each in (family, *RECIPES))
     for source in sorted(Path(__file__).parent.glob("*.py")):
-        if source.stem not in RECIPES or source.stem == family:
+        if source.stem == own or source.stem not in others:
             digest.update(source.read_bytes())
     return {
         "family": family,
@@ -84,3 +90,7 @@ def _stamp(family: str, seed: int) -> dict[str, str]:
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
+
+
+def _module_name(recipe: str) -> str:
+    return recipe.partition(":")[0].rpartition(".")[2]
