@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a text-to-speech request may ask for, and how its recordings are encoded (rows A-61, I-16)."""
+"""What a text-to-speech request may ask for, and the cache of recordings (rows A-61, I-16)."""
 
 import asyncio
 import math
@@ -109,7 +109,8 @@ def test_rows_with_a_vector_come_first() -> None:
     assert rows["codes"][index].tolist() == prompt.codes.tolist()
     assert index[2] == 0
     assert rows["vector"].tolist() == [[0.5] * 4]
-    assert serialization.decode(made.beside[0].handle.inline)["reference_codes"].tolist() == [[8, 9]]
+    beside = serialization.decode(made.beside[0].handle.inline)
+    assert beside["reference_codes"].tolist() == [[8, 9]]
 
 
 class Encoder:
