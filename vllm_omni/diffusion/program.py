@@ -115,6 +115,10 @@ class Program:
         """
         return cast(T, self._components[name].proxy)
 
+    def has(self, component: str) -> bool:
+        """Whether the replica has a component of that name."""
+        return component in self._components
+
     def vary(self, component: str, variant: Hashable) -> None:
         """From now on call a component as a variant of itself (see `Component.within`)."""
         self._variants[component] = variant

@@ -36,10 +36,15 @@ def checkpoint_file(ctx: LoadContext, name: str) -> str:
     return path
 
 
-def read_tensors(ctx: LoadContext, prefix: str) -> dict[str, torch.Tensor]:
+def read_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, torch.Tensor]:
     """The checkpoint's tensors whose names start with `prefix`, named without it, on the CPU.
 
     Only the files that hold such tensors are opened (and, from the hub, downloaded).
+
+    Args:
+        ctx: Which checkpoint.
+        prefix: Of the tensors' names.
+        folder: Of the checkpoint, with weights of its own.
 
     Raises:
         OmniConfigError: There are none.
@@ -47,6 +52,7 @@ def read_tensors(ctx: LoadContext, prefix: str) -> dict[str, torch.Tensor]:
     index = cached_file(
         ctx.model,
         SAFE_WEIGHTS_INDEX_NAME,
+        subfolder=folder,
         revision=ctx.revision,
         _raise_exceptions_for_missing_entries=False,
     )
@@ -58,7 +64,8 @@ def read_tensors(ctx: LoadContext, prefix: str) -> dict[str, torch.Tensor]:
         files = {file for name, file in weight_map.items() if name.startswith(prefix)}
     tensors = {}
     for file in sorted(files):
-        with safe_open(checkpoint_file(ctx, file), framework="pt") as shard:
+        path = checkpoint_file(ctx, f"{folder}/{file}" if folder else file)
+        with safe_open(path, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 - not a mapping
                 if name.startswith(prefix):
                     tensors[name.removeprefix(prefix)] = shard.get_tensor(name)
@@ -73,6 +80,7 @@ def load_module(
     config: Any,
     prefix: str,
     dtype: torch.dtype | None,
+    folder: str = "",
 ) -> ModuleT:
     """A module with the checkpoint's weights, on its device, in evaluation mode.
 
@@ -82,6 +90,7 @@ def load_module(
         config: What the class takes.
         prefix: Of its weights' names.
         dtype: Of its weights; None for that of the checkpoint.
+        folder: Of the checkpoint, with weights of its own; by default those of the whole.
 
     Raises:
         OmniConfigError: Weights are missing, unknown or of the wrong shape.
@@ -89,7 +98,7 @@ def load_module(
     if ctx.random_weights:
         module = make(config)
     else:
-        tensors = read_tensors(ctx, prefix)
+        tensors = read_tensors(ctx, prefix, folder)
         with no_init_weights():
             module = make(config)
         try:

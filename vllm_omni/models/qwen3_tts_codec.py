@@ -143,17 +143,17 @@ class CodecDecoder(nn.Module):
         return self.pre_transformer.transform(hidden.transpose(1, 2))
 
     def samples(self, latents: torch.Tensor) -> torch.Tensor:
-        """[batch, frames, latent_dim] -> [batch, samples] in [-1, 1]."""
+        """[batch, frames, latent_dim] -> float32 [batch, samples] in [-1, 1], on the CPU."""
         hidden = latents.transpose(1, 2)
         for blocks in self.upsample:
             for block in blocks:
                 hidden = block(hidden)
         for block in self.decoder:
             hidden = block(hidden)
-        return hidden.clamp(min=-1, max=1).squeeze(1)
+        return hidden.clamp(min=-1, max=1).squeeze(1).float().cpu()
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 [batch, groups, frames] -> [batch, samples] in [-1, 1]."""
+        """int64 [batch, groups, frames] -> float32 [batch, samples] in [-1, 1], on the CPU."""
         return self.samples(self.latents(codes))
 
 
@@ -172,6 +172,23 @@ class CodecEncoder(MimiModel):
     def __init__(self, config: MimiConfig) -> None:
         super().__init__(config)
         del self.upsample, self.decoder_transformer, self.decoder
+
+    def frames(self, samples: torch.Tensor, groups: int) -> torch.Tensor:
+        """The first `groups` codes of each frame; the last frame may lack samples.
+
+        Args:
+            samples: float32 [batch, samples].
+            groups: Codes per frame.
+
+        Returns:
+            int32 [batch, frames, groups].
+        """
+        codes = self.encode(samples[:, None], num_quantizers=groups, return_dict=True).audio_codes
+        return codes.transpose(1, 2).int()
+
+    def whole_frames(self, samples: torch.Tensor, groups: int) -> torch.Tensor:
+        """As `frames`; of whole frames, each depends on nothing after it."""
+        return self.frames(samples, groups)
 
 
 class Codec(nn.Module):

@@ -6,6 +6,7 @@ A program takes rows of `codes` and decode windows over them and emits `audio`.
 
 from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
 from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
+from vllm_omni.diffusion.programs import qwen3_tts as _qwen3_tts
 from vllm_omni.diffusion.spec import ProgramSpec
 
 qwen3_omni = ProgramSpec("code2wav", _qwen3_omni.run, _qwen3_omni.load, "audio")
@@ -13,3 +14,7 @@ qwen3_omni = ProgramSpec("code2wav", _qwen3_omni.run, _qwen3_omni.load, "audio")
 
 qwen2_5_omni = ProgramSpec("code2wav", _qwen2_5_omni.run, _qwen2_5_omni.load, "audio")
 """`codes` int [frames, 1] -> float32 [samples] at 24 kHz; options `voice`, `seed`, `num_steps`."""
+
+qwen3_tts = ProgramSpec("code2wav", _qwen3_tts.run, _qwen3_tts.load, "audio")
+"""`codes` int [frames, num_quantizers] -> float32 [samples] at 24 kHz; with the option `encode`,
+recordings -> codes and speaker embeddings."""

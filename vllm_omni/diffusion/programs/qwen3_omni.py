@@ -6,9 +6,8 @@ Reference: transformers' `Qwen3OmniMoeCode2Wav` on the whole sequence. (Its `chu
 does neither.)
 
 The model is a causal transformer over frames followed by causal convolutions. They are two
-components here: the transformer needs a long left context and is cheap, the convolutions need a
-short one and are not. Both ignore what follows, so calls of different length run together, padded
-at the end.
+components here (see `causal`). Both ignore what follows, so calls of different length run together,
+padded at the end.
 """
 
 import math
@@ -21,12 +20,10 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.frames import RowBuffer, check_codes
+from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
 from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
-from vllm_omni.framing import Stitcher
-from vllm_omni.inputs import Window
 
 SAMPLE_RATE = 24000
 """Hz."""
@@ -127,41 +124,15 @@ def load(ctx: LoadContext) -> Loaded:
 
 
 def run(ctx: Program) -> None:
-    """Decode windows of `codes` (int [frames, groups]); emits `audio` (float32 [samples]).
-
-    The hidden states and samples of every frame are computed with all the context that they depend
-    on, whatever left context the windows have, so the joined stream is the one-shot decode.
-    """
+    """Decode windows of `codes` (int [frames, groups]); emits `audio` (float32 [samples])."""
     config: Qwen3OmniMoeCode2WavConfig = ctx.assets["config"]
+    codec = CausalCodec(
+        config.num_quantizers,
+        config.codebook_size,
+        samples_per_frame(config),
+        attention_context(config),
+        convolution_context(config),
+    )
     encoder = ctx.component("encoder", FrameEncoder)
     decoder = ctx.component("decoder", FrameDecoder)
-    attention, convolution = attention_context(config), convolution_context(config)
-    codes, hidden = RowBuffer(), RowBuffer()
-    stitcher = Stitcher(samples_per_frame(config))
-    final = False
-    while not final:
-        message = ctx.receive()
-        final = message.final
-        if "codes" in message.tensors:
-            codes.append(message.tensors["codes"])
-        for window in message.windows:
-            start = max(0, hidden.stop - attention)
-            frames = check_codes(
-                codes.rows(start, window.stop), config.num_quantizers, config.codebook_size
-            )
-            states = encoder(frames.T[None].to(ctx.device))
-            hidden.append(states[0, hidden.stop - start :])
-            codes.forget(hidden.stop - attention)
-
-            start = max(0, stitcher.emitted // stitcher.samples_per_frame - convolution)
-            decoded = decoder(hidden.rows(start, window.stop)[None])
-            samples = stitcher.take(
-                Window(start, window.stop, window.emit_from, window.emit_to, window.last),
-                decoded[0],
-            )
-            hidden.forget(stitcher.emitted // stitcher.samples_per_frame - convolution)
-            ctx.emit(
-                "audio",
-                {"audio": samples},
-                {"sample_rate": SAMPLE_RATE, "frames": window.emit_to - window.emit_from},
-            )
+    decode_stream(ctx, CausalDecoding(codec, encoder, decoder, ctx.device), SAMPLE_RATE)

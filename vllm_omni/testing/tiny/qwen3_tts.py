@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDelayNet
 
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig, Qwen3TTSTalkerConfig
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecConfig
 from vllm_omni.models.qwen3_tts_codec import Codebook, Codec, CodecEncoder
+from vllm_omni.models.qwen3_tts_speaker import SpeakerEncoder
 from vllm_omni.testing.media import sound
 from vllm_omni.testing.tiny.tokenizer import END_OF_TEXT, IM_END, IM_START, make_tokenizer
 from vllm_omni.testing.tiny.weights import randomize, set_level, shape_logits
@@ -71,6 +71,8 @@ LANGUAGES = {"chinese": 2055, "english": 2050, "german": 2053, "japanese": 2058}
 DIALECTS = {"sichuan_dialect": 2062}
 VOICES = {"serena": 3066, "vivian": 3065, "eric": 2875}
 SPEAKS = {"serena": False, "vivian": False, "eric": "sichuan_dialect"}
+STOP = {"base": 3.6, "custom_voice": 2.4, "voice_design": 2.4}
+"""Factor on the logit of the end of speech."""
 SAMPLE_RATE = 24_000
 
 
@@ -167,7 +169,7 @@ def codec_config() -> dict[str, Any]:
         "num_key_value_heads": 2,
         "num_quantizers": CODE_GROUPS + 2,
         "rope_theta": 10_000,
-        "sliding_window": 16,
+        "sliding_window": 250,
         "upsample_groups": 32,
         "vector_quantization_hidden_dimension": 16,
     }
@@ -247,11 +249,13 @@ def make_model(config: Qwen3TTSConfig, generator: torch.Generator) -> nn.Module:
     model = nn.Module()
     model.talker = Talker(config.talker_config)
     randomize(model, generator)
-    shape_logits(model.talker.codec_head, spread=3.0, stop={END_OF_SPEECH: 2.0})
+    shape_logits(
+        model.talker.codec_head, spread=3.0, stop={END_OF_SPEECH: STOP[config.tts_model_type]}
+    )
     for head in model.talker.code_predictor.lm_head:
         shape_logits(head, spread=4.0, stop={})
     if config.tts_model_type == "base":
-        model.speaker_encoder = ECAPA_TimeDelayNet(config.speaker_encoder_config)
+        model.speaker_encoder = SpeakerEncoder(config.speaker_encoder_config)
         fill_speaker_encoder(model.speaker_encoder, generator)
     return model
 
@@ -303,12 +307,18 @@ def backbone(config: Any) -> nn.Module:
 
 
 @torch.no_grad()
-def fill_speaker_encoder(encoder: ECAPA_TimeDelayNet, generator: torch.Generator) -> None:
-    """Draw weights with which recordings give embeddings as far apart as the codes' are."""
+def fill_speaker_encoder(encoder: SpeakerEncoder, generator: torch.Generator) -> None:
+    """Draw weights with which recordings give embeddings as far apart as those of codes are."""
     randomize(encoder, generator)
     for name, param in encoder.named_parameters():
-        if param.dim() > 1:
-            param.mul_(1.0 if name.startswith("fc.") else 3.0)
+        if param.dim() > 1 and not name.startswith("fc."):
+            param.mul_(3.0)
+    heard = torch.stack([torch.from_numpy(sound(1.0, SAMPLE_RATE, seed)) for seed in range(8)])
+    embeddings = encoder.embed(heard)
+    level = embeddings.std(dim=0).mean()
+    encoder.fc.bias.sub_(embeddings.mean(dim=0))
+    for param in encoder.fc.parameters():
+        param.div_(level)
 
 
 @torch.no_grad()
