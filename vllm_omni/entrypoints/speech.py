@@ -15,6 +15,7 @@ from vllm_omni.config.problems import did_you_mean
 from vllm_omni.connectors import serialization
 from vllm_omni.entrypoints.reference_cache import ReferenceCache, key_of
 from vllm_omni.errors import OmniClientError
+from vllm_omni.generation import media_name
 from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt
 from vllm_omni.media.resample import resample
@@ -27,6 +28,8 @@ from vllm_omni.speech.family import (
 )
 from vllm_omni.speech.request import Reference, SpeechRequest
 
+REFERENCE = "reference"
+"""Medium of recordings, and modality of what is made of them."""
 MAX_TEXT = 100_000
 """Characters; what the checkpoint's length allows is usually less."""
 DEFAULT_VOICE = "default"
@@ -106,7 +109,7 @@ class Speech:
         samples = reference.samples
         if reference.sample_rate != self._family.encoder_rate:
             samples = resample(samples, reference.sample_rate, self._family.encoder_rate)
-        tensors = {"reference": torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))}
+        tensors = {media_name(REFERENCE, 0): torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))}
         return ProgramInput(options={"encode": True}, spans=[_inline(tensors)], final=True)
 
     def rows(self, request: SpeechRequest, references: Sequence[EncodedReference]) -> RowPrompt:
