@@ -31,7 +31,7 @@ from vllm_omni.entrypoints.admission import Admission
 from vllm_omni.entrypoints.output_stream import OutputStream
 from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import has_sounds, with_sounds_as_heard
-from vllm_omni.entrypoints.speech import Speech, encoded_reference
+from vllm_omni.entrypoints.speech import encoded_reference, speech_of
 from vllm_omni.errors import (
     DeadlineExceededError,
     OmniClientError,
@@ -66,7 +66,7 @@ class AsyncOmni(EngineClient):
         weakref.finalize(self, launched.shutdown)
         self._engine = launched.engine
         self._requests = RequestFactory(launched.plan)
-        self._speech = None if self.pipeline.speech is None else Speech(launched.plan)
+        self._speech = speech_of(launched)
         # A caller's request id may come again, even while it is in use (a client that retries),
         # and then nothing that a stage says about the one request may be taken for the other's; so
         # inside of the engine every id is new.

@@ -22,7 +22,7 @@ from vllm_omni.engine.launcher import launch_pipeline
 from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
 from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import with_sounds_as_heard
-from vllm_omni.entrypoints.speech import Speech, encoded_reference
+from vllm_omni.entrypoints.speech import encoded_reference, speech_of
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.inputs import ProgramInput
@@ -92,7 +92,7 @@ class Omni:
         # A script that ends without `close` ends its stages too, before vLLM's own exit handlers.
         weakref.finalize(self, self._launched.shutdown)
         self._engine = self._launched.engine
-        self._speech = None if self.pipeline.speech is None else Speech(plan)
+        self._speech = speech_of(self._launched)
 
     @property
     def voices(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from vllm.tokenizers import cached_get_tokenizer
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.config.problems import did_you_mean
 from vllm_omni.connectors import serialization
+from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.entrypoints.reference_cache import ReferenceCache, key_of
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import media_name
@@ -45,9 +46,10 @@ class Speech:
 
     Args:
         plan: The deployment; its pipeline speaks.
+        max_length: Positions that the entry stage takes, those of the speech included.
     """
 
-    def __init__(self, plan: DeploymentPlan) -> None:
+    def __init__(self, plan: DeploymentPlan, max_length: int) -> None:
         assert plan.pipeline.speech is not None
         args = plan.entry.engine_args
         tokenizer = cached_get_tokenizer(
@@ -57,6 +59,7 @@ class Speech:
         )
         self._family: SpeechFamily = plan.pipeline.speech(plan.hf_config, plan.model, tokenizer)
         self._cache = ReferenceCache()
+        self._max_length = max_length
 
     @property
     def offer(self) -> SpeechOffer:
@@ -109,12 +112,36 @@ class Speech:
         samples = reference.samples
         if reference.sample_rate != self._family.encoder_rate:
             samples = resample(samples, reference.sample_rate, self._family.encoder_rate)
-        tensors = {media_name(REFERENCE, 0): torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))}
+        tensors = {
+            media_name(REFERENCE, 0): torch.from_numpy(
+                np.ascontiguousarray(samples, dtype=np.float32)
+            )
+        }
         return ProgramInput(options={"encode": True}, spans=[_inline(tensors)], final=True)
 
     def rows(self, request: SpeechRequest, references: Sequence[EncodedReference]) -> RowPrompt:
-        """The entry stage's input, once recordings are encoded."""
-        return row_prompt(self._family.prompt(request, references))
+        """The entry stage's input, once recordings are encoded.
+
+        Raises:
+            OmniClientError: Nothing could be said after it.
+        """
+        prompt = self._family.prompt(request, references)
+        length = len(prompt.text)
+        _refuse(
+            length >= self._max_length,
+            "input",
+            f"it takes {length} positions, of {self._max_length} that there are for it and its "
+            "speech; say it in parts",
+        )
+        return row_prompt(prompt)
+
+
+def speech_of(launched: LaunchedPipeline) -> Speech | None:
+    """What makes the requests of a text-to-speech pipeline that runs; None for another one."""
+    if launched.plan.pipeline.speech is None:
+        return None
+    assert launched.entry_llm is not None  # a codec language model is one
+    return Speech(launched.plan, launched.entry_llm.model_config.max_model_len)
 
 
 def encoded_reference(outputs: Sequence[OmniRequestOutput]) -> EncodedReference:
