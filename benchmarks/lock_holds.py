@@ -106,9 +106,8 @@ def steps() -> dict[str, Callable[[], Any]]:
     videos = VideoMediaIO(images, video_backend="qwen2_vl")
 
     def collected() -> Any:
-        made = Collected(pieces[0])
-        for piece in pieces[1:]:
-            made.append(piece)
+        made = Collected()
+        made.append(pieces)
         return made.whole()
 
     def grown() -> bytearray:

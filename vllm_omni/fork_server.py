@@ -201,8 +201,11 @@ class _Forker:
     def run(self) -> None:
         """Serve until the server is gone."""
         set_process_title("OmniForkServer")
-        os.setsid()  # A terminal's Ctrl+C is for the server to act on.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal's Ctrl+C is for the server to act on. Not a session: Linux shares processors
+        # among sessions first (autogroups), and niceness counts only within one.
+        os.setpgid(0, 0)
+        # With `stty tostop` a group in the background is stopped when it writes to the terminal.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
             signal.signal(number, signal.SIG_IGN)
         _close_sockets(keep={self._control.fileno(), _STDERR})
         while True:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.entrypoints.conftest import MODEL, LiveServer
-from vllm_omni.entrypoints.openai.large_bodies import LARGE_PAYLOAD, cut_out
+from vllm_omni.entrypoints.openai.large_bodies import LARGE_PAYLOAD, Collected, cut_out
 from vllm_omni.testing import media
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
@@ -49,6 +49,15 @@ PARTS = st.one_of(
     st.builds(sound_part, PAYLOADS, st.booleans()),
     st.builds(lambda text: {"type": "text", "text": text}, st.text(max_size=20)),
 )
+
+
+def test_what_is_collected_is_all_that_came() -> None:
+    pieces = [os.urandom(size) for size in (3 << 20, 0, 1, 70_000, 5 << 20)]
+    collected = Collected()
+    collected.append(pieces[:2])
+    collected.append([])
+    collected.append(map(bytearray, pieces[2:]))
+    assert collected.whole()[:] == b"".join(pieces)
 
 
 @settings(max_examples=40, deadline=None)

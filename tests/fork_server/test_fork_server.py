@@ -64,6 +64,15 @@ def test_a_child_gets_its_arguments_and_exactly_its_environment() -> None:
     assert not child.alive and child.exit_code == 0
 
 
+def test_a_terminal_does_not_reach_it_but_niceness_counts() -> None:
+    """A-30e; in another session niceness would not count beside the server (autogroups)."""
+    child = fork_server().fork(report, environment={})
+    child.link.recv()
+    assert os.getpgid(child.pid) == os.getpgid(fork_server().pid) != os.getpgid(0)
+    assert os.getsid(child.pid) == os.getsid(0)
+    child.stop(WAIT_S)
+
+
 @pytest.mark.parametrize("target, args, code", [(fail, (), 1), (leave, (7,), 7), (leave, (0,), 0)])
 def test_exit_codes(target: object, args: tuple[object, ...], code: int) -> None:
     child = fork_server().fork(target, *args, environment=os.environ)  # type: ignore[arg-type]

@@ -26,7 +26,8 @@ CPU_S = 300
 """Processor time for one file. The largest video within the limits takes some 200 s."""
 MEMORY_BYTES = 2 * DEFAULT_LIMITS.max_decoded_bytes + (1 << 30)
 """What it may have besides what it was forked with: everything that was decoded, and once more."""
-_NICENESS = 5
+_NICENESS = 10
+"""A tenth of a share: beside busy engines a picture still comes, and the event loop goes first."""
 _jobs = msgspec.msgpack.Decoder(AnyJob)
 
 
