@@ -188,7 +188,7 @@ class Collator:
             for entry in value:
                 self._sign(entry, rule, rows, parts, lengths)
         else:
-            parts += [type(value), value if isinstance(value, _BY_VALUE) else id(value)]
+            parts += [type(value), value if isinstance(value, BY_VALUE) else id(value)]
 
     def _digest(self, tensor: torch.Tensor, cached: bool) -> bytes:
         if cached and tensor in self._digests:
@@ -234,7 +234,7 @@ class Collator:
         if isinstance(result, list | tuple):
             columns = [self._split(value, calls) for value in result]
             return [_sequence(type(result), [c[i] for c in columns]) for i in range(len(calls))]
-        if result is None or isinstance(result, _BY_VALUE):
+        if result is None or isinstance(result, BY_VALUE):
             return [result] * len(calls)
         if (packing := self.rules.packings.get(type(result))) is not None:
             return [packing.pack(piece) for piece in self._split(packing.unpack(result), calls)]
@@ -260,7 +260,7 @@ class Collator:
 
 _LISTS = (Batching.LIST, Batching.ALIKE)
 _ROWLESS = (Batching.SHARED, Batching.STACK, Batching.PACKED, Batching.INDEX)
-_BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
+BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
 
 def resolve(tensor: torch.Tensor, rule: Rule | None, rows: int) -> Rule:
