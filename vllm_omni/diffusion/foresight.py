@@ -37,7 +37,7 @@ from vllm_omni.diffusion.collate import Collator
 
 TRIES = 8
 """Calls of a method that are looked at for a habit."""
-MAX_BYTES = 256 << 20
+MAX_BYTES = 64 << 20
 """Of a call's tensors: larger calls fill a device by themselves, and are too much to keep."""
 
 
