@@ -51,7 +51,7 @@ class CallScheduler:
         self._outlook = Outlook(self._cost)
         self._serials = count()
         self._overdue_in = 0
-        self._room_left = 0.0
+        self._room = 0.0
         # Oldest first; a dict serves as an ordered set.
         self._calls: dict[Call, None] = {}
         self._lanes: dict[Collator, Lane] = {}
@@ -109,15 +109,16 @@ class CallScheduler:
             foresee: A chosen call -> a call of the same group that will follow it, if one is known.
         """
         more: list[Call] = []
+        room = self._room - sum(call.work for call in chosen)
         for call in chosen:
-            if len(chosen) + len(more) >= self._limit(call) or self._room_left < call.work:
+            if len(chosen) + len(more) >= self._limit(call) or room < call.work:
                 break
             foreseen = foresee(call)
-            if foreseen is None or foreseen.work > self._room_left:
+            if foreseen is None or foreseen.work > room:
                 continue
             if self._padding([*chosen, *more, foreseen]) <= self._max_padding:
                 more.append(foreseen)
-                self._room_left -= foreseen.work
+                room -= foreseen.work
         return more
 
     @staticmethod
@@ -191,7 +192,8 @@ class CallScheduler:
     def _fill(self, anchor: Call) -> list[Call]:
         """Take out a call and those that run with it."""
         group, limit = self._lanes[anchor.collator].group(anchor), self._limit(anchor)
-        room = self._cost.room(anchor) - anchor.work
+        self._room = self._cost.room(anchor)
+        room = self._room - anchor.work
         chosen = [anchor]
         self.discard(anchor)
         for call in self._nearest(anchor, group, limit) if anchor.length else _in_order(group):
@@ -200,7 +202,6 @@ class CallScheduler:
                 break
             chosen.append(call)
             self.discard(call)
-        self._room_left = room
         return chosen
 
     def _nearest(self, anchor: Call, group: Group, limit: int) -> Iterator[Call]:
