@@ -77,10 +77,10 @@ class Step:
         write: What it changes in place between the two calls.
         fresh: What it makes anew, with equal values, for the second call.
         text: Added to the negative prompt from now on; a new tensor if not 0.
-        decode: It calls another component: before, between or after the two.
-        variant: Of the component, for the second call.
+        decode: When it calls another component: before, between or after the two.
+        variant: Of the component, for the second call; 0 is as it is.
         autocast: The second call is under autocast.
-        state: An object that the model changes is among the arguments.
+        state: A generator that the model draws from is among the arguments.
     """
 
     guided: bool = True
@@ -179,8 +179,8 @@ def test_from_the_second_step_on_both_halves_run_together(step: Step) -> None:
     assert engine.forward_sizes == {1: 2 + decoded, 2: 5} and in_vain == 0
 
 
-def test_a_new_negative_prompt_is_learned_of_once() -> None:
-    """Two pairs of calls tell the habit, whatever came before."""
+def test_guidance_that_starts_later_is_foreseen_as_well() -> None:
+    """Three calls tell the habit, whatever came before."""
     engine, in_vain = check([[Step(guided=False), *[PLAIN] * 5]])
     assert engine.forward_sizes == {1: 3, 2: 4} and in_vain == 0
 
