@@ -93,8 +93,8 @@ def stock(loaded: Loaded, example: Example, ask: Ask) -> Made:
 
 
 def served(loaded: Loaded, example: Example, asks: Sequence[Ask]) -> list[Made]:
-    """What the engine makes of requests that all come at once."""
-    scheduler = CallScheduler(len(asks), cost=Unmeasured())
+    """What the engine makes of requests that all come at once; one alone has room for guidance."""
+    scheduler = CallScheduler(max(2, len(asks)), cost=Unmeasured())
     engine = Engine(image_program, loaded, scheduler=scheduler)
     for number, ask in enumerate(asks):
         engine.add(str(number), to_message(example, ask))

@@ -75,6 +75,22 @@ def make_call(to: Collator, *args: Any, **kwargs: Any) -> Call:
     return call
 
 
+def test_none_named_is_as_none_not_named() -> None:
+    """LongCat-Image names `guidance=None` in one of the two calls of a step."""
+    run = collator(Everything(), EVERYTHING)
+    common = {"time": torch.tensor(1.0), "table": torch.ones(2)}
+    calls = [
+        make_call(run, torch.ones(1, 3), **common, extra=None),
+        make_call(run, torch.zeros(1, 3), **common),
+    ]
+    other = make_call(run, torch.ones(1, 3), **common, extra={"more": [torch.ones(1)]})
+    assert calls[0].group == calls[1].group != other.group
+    for result, call in zip(run.run(calls), calls, strict=True):
+        assert_same(result, run.run([call])[0])
+    for result, call in zip(run.run(calls[::-1]), calls[::-1], strict=True):
+        assert_same(result, run.run([call])[0])
+
+
 def assert_same(result: Any, expected: Any) -> None:
     assert type(result) is type(expected)
     if isinstance(expected, torch.Tensor):

@@ -58,6 +58,9 @@ class Collator:
             for name, parameter in parameters.parameters.items()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
+        self._none_by_default = frozenset(
+            name for name, each in parameters.parameters.items() if each.default is None
+        )
         self._digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def describe(self, call: Call) -> None:
@@ -107,13 +110,19 @@ class Collator:
             return self.function(*args, **kwargs)
 
     def _arguments(self, call: Call) -> list[tuple[str, Any, Rule | None]]:
-        """(name, value, rule) of every argument: positional ones first, then by name."""
+        """(name, value, rule) of every argument: positional ones first, then by name.
+
+        What is None, as it would be if it were not named, and has no rule, is left out.
+        """
         rules = self.rules.arguments
         named = []
         for index, value in enumerate(call.args):
             name = self._positional[index] if index < len(self._positional) else f"*{index}"
             named.append((name, value, rules.get(name)))
-        named.extend((name, call.kwargs[name], rules.get(name)) for name in sorted(call.kwargs))
+        for name in sorted(call.kwargs):
+            value, rule = call.kwargs[name], rules.get(name)
+            if value is not None or rule is not None or name not in self._none_by_default:
+                named.append((name, value, rule))
         return named
 
     def _home(self, call: Call) -> torch.device:
@@ -188,7 +197,7 @@ class Collator:
             for entry in value:
                 self._sign(entry, rule, rows, parts, lengths)
         else:
-            parts += [type(value), value if isinstance(value, _BY_VALUE) else id(value)]
+            parts += [type(value), value if isinstance(value, BY_VALUE) else id(value)]
 
     def _digest(self, tensor: torch.Tensor, cached: bool) -> bytes:
         if cached and tensor in self._digests:
@@ -210,7 +219,7 @@ class Collator:
             )
         }
         values = list(merged.values())
-        return tuple(values[: len(first.args)]), {name: merged[name] for name in first.kwargs}
+        return tuple(values[: len(first.args)]), {n: merged[n] for n in first.kwargs if n in merged}
 
     def _split(self, result: Any, calls: Sequence[Call]) -> list[Any]:
         """One result per call."""
@@ -234,7 +243,7 @@ class Collator:
         if isinstance(result, list | tuple):
             columns = [self._split(value, calls) for value in result]
             return [_sequence(type(result), [c[i] for c in columns]) for i in range(len(calls))]
-        if result is None or isinstance(result, _BY_VALUE):
+        if result is None or isinstance(result, BY_VALUE):
             return [result] * len(calls)
         if (packing := self.rules.packings.get(type(result))) is not None:
             return [packing.pack(piece) for piece in self._split(packing.unpack(result), calls)]
@@ -260,7 +269,7 @@ class Collator:
 
 _LISTS = (Batching.LIST, Batching.ALIKE)
 _ROWLESS = (Batching.SHARED, Batching.STACK, Batching.PACKED, Batching.INDEX)
-_BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
+BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
 
 def resolve(tensor: torch.Tensor, rule: Rule | None, rows: int) -> Rule:

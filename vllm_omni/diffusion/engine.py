@@ -20,6 +20,7 @@ from greenlet import GreenletExit
 from vllm_omni.diffusion.calls import Batch, Call
 from vllm_omni.diffusion.collate import CollationError, Collator, iter_tensors
 from vllm_omni.diffusion.failures import check_finite, error_info, is_out_of_memory
+from vllm_omni.diffusion.foresight import Foresight
 from vllm_omni.diffusion.program import (
     Message,
     Program,
@@ -56,6 +57,7 @@ class _Live:
 
     program: Program
     greenlet: ProgramGreenlet
+    foresight: Foresight = field(default_factory=Foresight)
     call: Call | None = None
     receiving: bool = False
     result: Any = None
@@ -72,6 +74,7 @@ class Engine:
         max_batch: Most calls per forward.
         max_requests: Most live requests; further ones are refused.
         scheduler: What decides which calls run next; with its own `max_batch`.
+        foresee: Run calls that are still to come together with those that they follow.
     """
 
     def __init__(
@@ -83,10 +86,12 @@ class Engine:
         max_batch: int = 32,
         max_requests: int = 256,
         scheduler: CallScheduler | None = None,
+        foresee: bool = True,
     ) -> None:
         self._spec = spec
         self._device = _indexed(device or torch.device("cpu"))
         self._max_requests = max_requests
+        self._foresees = foresee
         self._assets = loaded.assets
         self._components = {name: _serve(name, part) for name, part in loaded.components.items()}
         self._scheduler = CallScheduler(max_batch) if scheduler is None else scheduler
@@ -188,7 +193,8 @@ class Engine:
         for batch, seconds in self._stopwatch.results():
             self._scheduler.ran(batch, seconds)
         if calls := self._scheduler.select():
-            self._run_calls(calls)
+            more = self._scheduler.company(calls, self._foresee) if self._foresees else []
+            self._run_calls([*calls, *more])
             self._run_programs()
         emissions, self._emissions = self._emissions, []
         return emissions
@@ -211,6 +217,7 @@ class Engine:
                 assert isinstance(request, Receive)
                 self._scheduler.end_job(live.program.job)
                 live.receiving = True
+                live.foresight = Foresight()
 
     def _switch(self, live: _Live) -> Any:
         """Let a program go on to its next request to the engine, or to its end."""
@@ -226,15 +233,36 @@ class Engine:
     def _park(self, live: _Live, call: Call) -> None:
         call.autocast = live.program.state.autocast
         try:
-            call.collator.describe(call)
+            kept = live.foresight.met(call) if self._foresees else None
+            if kept is None:
+                _describe(call)
         except Exception as error:
             # Arguments that cannot even be described are the program's failure.
             self._resume(live, error=error)
             return
-        tensors = (*iter_tensors(call.args), *iter_tensors(call.kwargs))
-        call.work = max(1, sum(tensor.numel() for tensor in tensors))
-        live.call = call
-        self._scheduler.add(call)
+        if kept is None:
+            live.call = call
+            self._scheduler.add(call)
+        else:
+            call.job.count(call.collator)
+            self._resume(live, kept.result)
+
+    def _foresee(self, call: Call) -> Call | None:
+        """What will follow a call and can run together with it."""
+        foresight = self._live[call.program.request_id].foresight
+        foreseen = foresight.foresee(call)
+        if foreseen is None:
+            return None
+        try:
+            _describe(foreseen)
+        except Exception as error:
+            # It is a guess: what is wrong with it is nobody's failure.
+            logger.debug("%s: a call was foreseen wrongly: %s", self._spec.name, error)
+        else:
+            if foreseen.group == call.group:
+                return foreseen
+        foresight.give_up(call.collator)
+        return None
 
     def _run_calls(self, calls: list[Call]) -> None:
         """Run calls in one forward; if that fails, in smaller ones: only the culprit is to fail."""
@@ -250,22 +278,40 @@ class Engine:
             parts = self._apart(calls, error)
         else:
             for call, result in zip(calls, results, strict=True):
-                self._resume(self._live[call.program.request_id], result)
+                live = self._live[call.program.request_id]
+                if live.call is call:
+                    self._resume(live, result)
+                else:
+                    live.foresight.keep(call, result)
             return
         for part in parts:  # with nothing left of the failure: its traceback holds tensors
             self._run_calls(part)
 
     def _apart(self, calls: list[Call], error: Exception) -> list[list[Call]]:
-        """How to run calls that failed together."""
+        """How to run calls that failed together; first of all without those that are foreseen."""
+        made = self._without_foreseen(calls)
         if is_out_of_memory(error):
             logger.warning("%s: no memory for a batch of %d calls", self._spec.name, len(calls))
             self._scheduler.ran_out_of_memory(Batch.of(calls))
             middle = len(calls) // 2
-            return [calls[:middle], calls[middle:]]
+            return [made] if len(made) < len(calls) else [calls[:middle], calls[middle:]]
         if isinstance(error, CollationError):
             logger.warning("%s runs unbatched from now on: %s", self._spec.name, error)
             calls[0].collator.max_batch = 1
-        return [[call] for call in calls]
+        elif len(made) < len(calls):
+            return [made]
+        return [[call] for call in made]
+
+    def _without_foreseen(self, calls: list[Call]) -> list[Call]:
+        """The calls that programs have made; of programs of the others no more is foreseen."""
+        made = []
+        for call in calls:
+            live = self._live[call.program.request_id]
+            if live.call is call:
+                made.append(call)
+            else:
+                live.foresight.give_up(call.collator)
+        return made
 
     def _resume(self, live: _Live, result: Any = None, error: Exception | None = None) -> None:
         live.call, live.result, live.error = None, result, error
@@ -309,6 +355,13 @@ def _indexed(device: torch.device) -> torch.device:
     if device.type == "cpu" or device.index is not None:
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def _describe(call: Call) -> None:
+    """Fill in what the call's arguments say about it."""
+    call.collator.describe(call)
+    tensors = (*iter_tensors(call.args), *iter_tensors(call.kwargs))
+    call.work = max(1, sum(tensor.numel() for tensor in tensors))
 
 
 def _serve(name: str, component: Component) -> ServedComponent:

@@ -2,7 +2,7 @@
 """Which parked calls run next, and how many of them together."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import count
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ class CallScheduler:
         self._outlook = Outlook(self._cost)
         self._serials = count()
         self._overdue_in = 0
+        self._room = 0.0
         # Oldest first; a dict serves as an ordered set.
         self._calls: dict[Call, None] = {}
         self._lanes: dict[Collator, Lane] = {}
@@ -97,6 +98,36 @@ class CallScheduler:
         chosen = self._fill(self._overdue() or self._next())
         self._pass_over(chosen)
         return chosen
+
+    def company(self, chosen: Sequence[Call], foresee: Callable[[Call], Call | None]) -> list[Call]:
+        """Calls that nobody has made yet, to fill up what `select` has just chosen.
+
+        Only what the calls that are parked leave free is filled.
+
+        Args:
+            chosen: By `select`.
+            foresee: A chosen call -> a call of the same group that will follow it, if one is known.
+        """
+        more: list[Call] = []
+        room = self._room - sum(call.work for call in chosen)
+        for call in chosen:
+            if len(chosen) + len(more) >= self._limit(call) or room < call.work:
+                break
+            foreseen = foresee(call)
+            if foreseen is None or foreseen.work > room:
+                continue
+            if self._padding([*chosen, *more, foreseen]) <= self._max_padding:
+                more.append(foreseen)
+                room -= foreseen.work
+        return more
+
+    @staticmethod
+    def _padding(calls: Sequence[Call]) -> float:
+        """The share of the ragged input of a forward of these calls that is padding."""
+        lengths = [call.length + call.beside for call in calls]
+        used = sum(length * call.rows for length, call in zip(lengths, calls, strict=True))
+        whole = max(lengths) * sum(call.rows for call in calls)
+        return 1 - used / whole if whole else 0.0
 
     def ran(self, batch: Batch, seconds: float) -> None:
         """Learn how long a forward took."""
@@ -161,7 +192,8 @@ class CallScheduler:
     def _fill(self, anchor: Call) -> list[Call]:
         """Take out a call and those that run with it."""
         group, limit = self._lanes[anchor.collator].group(anchor), self._limit(anchor)
-        room = self._cost.room(anchor) - anchor.work
+        self._room = self._cost.room(anchor)
+        room = self._room - anchor.work
         chosen = [anchor]
         self.discard(anchor)
         for call in self._nearest(anchor, group, limit) if anchor.length else _in_order(group):

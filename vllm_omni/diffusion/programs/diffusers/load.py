@@ -4,6 +4,7 @@
 import importlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def load(ctx: LoadContext) -> Loaded:
     components = {}
     for name, module in kit.models().items():
         module.eval().requires_grad_(False)
-        components[name] = Component(module, methods_of(module), within(name, adapters, cache))
+        methods = methods_of(module)
+        if name in cache:  # which decides for a whole forward, and remembers by request
+            methods = {method: replace(rules, max_batch=1) for method, rules in methods.items()}
+        components[name] = Component(module, methods, within(name, adapters, cache))
     assets = {
         "kit": kit,
         "embeddings": EmbeddingCache(int(ctx.prompt_embedding_cache_mb * 2**20)),

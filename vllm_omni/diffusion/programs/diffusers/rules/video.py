@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Denoisers of videos. Their prompts are padded to one length, or only equal lengths run together.
 
-Where guidance takes two calls (Wan, Cosmos, Helios, SkyReels, HunyuanVideo 1.5), second halves of
-some requests run together with first halves of others.
+Where guidance takes two calls (Wan, Cosmos, Helios, SkyReels, HunyuanVideo 1.5), both run together
+(see `vllm_omni.diffusion.foresight`), and with those of other requests.
 """
 
 from vllm_omni.diffusion.rules import Batching, CallRules
