@@ -251,4 +251,5 @@ def greedy(batch: int) -> FrameSampling:
         top_p=torch.ones(batch),
         generators={},
         all_greedy=True,
+        memory=torch.zeros(batch, 0, dtype=torch.int64),
     )

@@ -66,6 +66,7 @@ def sampling(temperature: list[float], seeds: list[int | None], **given: float) 
             if seed is not None
         },
         all_greedy=not any(temperature),
+        memory=torch.zeros(batch, 0, dtype=torch.int64),
     )
 
 

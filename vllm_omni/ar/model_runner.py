@@ -139,7 +139,7 @@ class OmniCPUModelRunner(CPUModelRunner):
         for generator, state in unused:
             generator.set_state(state)
         if self._rows is not None:
-            self._complete_frames(sampled.sampled_token_ids[:, 0])
+            self._complete_frames(sampled.sampled_token_ids)
         return sampled
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,8 +158,12 @@ class OmniCPUModelRunner(CPUModelRunner):
         discarded = self.discard_request_mask.np
         return {i: g for i, g in self.input_batch.generators.items() if discarded[i]}
 
-    def _complete_frames(self, token_ids: torch.Tensor) -> None:
-        """Run the rest of the frame for every request that sampled a token in this step."""
+    def _complete_frames(self, sampled: torch.Tensor) -> None:
+        """Run the rest of the frame for every request that sampled a token in this step.
+
+        Args:
+            sampled: int [b, 1]; tokens that the model replaces are written over.
+        """
         assert self._rows is not None
         self._codes = {}
         batch = self._batch()
@@ -169,10 +173,13 @@ class OmniCPUModelRunner(CPUModelRunner):
             return
         pieces = [Slice(batch[i].request_id, batch[i].start + batch[i].count, 1) for i in kept]
         if len(kept) == len(batch):
-            hidden, tokens = self._sampling_hidden, token_ids
+            hidden, tokens = self._sampling_hidden, sampled[:, 0]
         else:
-            hidden, tokens = self._sampling_hidden[kept], token_ids[kept]
-        codes = self._rows.sampled(pieces, hidden, tokens.to(torch.int64)).to("cpu", torch.int32)
+            hidden, tokens = self._sampling_hidden[kept], sampled[kept, 0]
+        frames = self._rows.sampled(pieces, hidden, tokens.to(torch.int64))
+        if frames.tokens is not None:
+            sampled[kept, 0] = frames.tokens.to(sampled.dtype)
+        codes = frames.codes.to("cpu", torch.int32)
         for piece, frame in zip(pieces, codes, strict=True):
             prompt_len = len(self.requests[piece.request_id].prompt_token_ids or ())
             self._codes[piece.request_id] = RowCodes(piece.start - prompt_len, frame[None])

@@ -32,6 +32,7 @@ class _Request:
         row_part: [capacity, width]; valid up to `filled`, then the pad row.
         frame_part: [capacity, width]; zeros where no frame belongs (the prompt).
         positions: int64 [3, prompt length] for M-RoPE, or None to count up.
+        memory: int64 [`frame_memory`], of its last frame.
         lost: Rows of it were gone when they were to be read.
     """
 
@@ -40,6 +41,7 @@ class _Request:
     generator: torch.Generator | None
     row_part: torch.Tensor
     frame_part: torch.Tensor
+    memory: torch.Tensor
     filled: int = 0
     positions: torch.Tensor | None = None
     lost: bool = False
@@ -91,6 +93,8 @@ class RowState:
         self._target = target
         self._device = device
         self._pad = model.pad_input().to(device, dtype)
+        width = model.omni_capabilities.frame_memory
+        self._no_memory = torch.zeros(width, dtype=torch.int64, device=device)
         self._requests: dict[str, _Request] = {}
 
     def add(self, request_id: str, prompt_token_ids: Sequence[int], request: StageRequest) -> None:
@@ -106,6 +110,7 @@ class RowState:
             generator=generator,
             row_part=self._pad.new_empty(0, width),
             frame_part=self._pad.new_empty(0, width),
+            memory=self._no_memory,
         )
         self._requests[request_id] = state
         self._append(state, request.rows, prompt_token_ids)
@@ -147,7 +152,7 @@ class RowState:
 
     def sampled(
         self, batch: Sequence[Slice], hidden: torch.Tensor, token_ids: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Frames:
         """Complete the frames of a step's sampled tokens.
 
         Args:
@@ -156,14 +161,17 @@ class RowState:
             token_ids: int64 [b].
 
         Returns:
-            The frames' codes, int64 [b, groups].
+            Their codes, and what counts as sampled.
         """
         states = [self._requests[piece.request_id] for piece in batch]
         frames: Frames = self._model.frames(hidden, token_ids, self._sampling(states))
         for piece, state, inputs in zip(batch, states, frames.inputs, strict=True):
             state.reserve(piece.start + 1, self._pad)
             state.frame_part[piece.start] = inputs
-        return frames.codes
+        if frames.memory is not None:
+            for state, memory in zip(states, frames.memory, strict=True):
+                state.memory = memory
+        return frames
 
     def _sampling(self, states: Sequence[_Request]) -> FrameSampling:
         params = [state.sampling for state in states]
@@ -173,6 +181,7 @@ class RowState:
             top_p=torch.tensor([p.top_p for p in params], device=self._device),
             generators={i: s.generator for i, s in enumerate(states) if s.generator is not None},
             all_greedy=all(p.temperature == 0 for p in params),
+            memory=torch.stack([state.memory for state in states]),
         )
 
     def _append(

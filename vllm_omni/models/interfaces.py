@@ -23,10 +23,13 @@ class OmniCapabilities:
     Attributes:
         row_driven: It implements `RowDriven`.
         emits: Row tensors that it can emit.
+        frame_memory: Integers per request that it notes with each frame, to have them with the
+            next one (how far a delay pattern is, for example).
     """
 
     row_driven: bool = False
     emits: tuple[str, ...] = ()
+    frame_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class FrameSampling:
         top_p: float32 [b].
         generators: One per request that has a seed, by index in the batch.
         all_greedy: Every temperature is 0 (known on the host, so no sync is needed).
+        memory: int64 [b, `frame_memory`]; of each request's last frame, zeros before the first.
     """
 
     temperature: torch.Tensor
@@ -46,18 +50,24 @@ class FrameSampling:
     top_p: torch.Tensor
     generators: Mapping[int, torch.Generator]
     all_greedy: bool
+    memory: torch.Tensor
 
 
 class Frames(NamedTuple):
     """One codec frame for each of b requests.
 
     Attributes:
-        codes: int64 [b, groups]; column 0 is the sampled token.
+        codes: int64 [b, groups]; column 0 is the sampled token, unless the model replaced it.
         inputs: [b, input_width]; the frame part of each request's next position.
+        tokens: int64 [b]; what counts as sampled, where that is not what was: an end that only the
+            whole frame shows is one of the stage's stop tokens here. None for as sampled.
+        memory: int64 [b, `frame_memory`], for the next frame; None where there is none.
     """
 
     codes: torch.Tensor
     inputs: torch.Tensor
+    tokens: torch.Tensor | None = None
+    memory: torch.Tensor | None = None
 
 
 @runtime_checkable
