@@ -14,8 +14,10 @@ from vllm_omni.diffusion.program import current_program
 logger = logging.getLogger(__name__)
 
 _CUT = re.compile(
-    r"The following part of your input was truncated because (?P<why>.{1,200}?): *\[", re.DOTALL
+    r"The following part of your input was truncated because (?P<why>.{1,200}?): *\[(?!''\])",
+    re.DOTALL,
 )
+"""Not where what was cut off has no text: an end mark that did not fit."""
 
 
 class TruncationLog(logging.Handler):
