@@ -8,6 +8,7 @@ that maps an error to a status code. An error that may come up while vLLM's own 
 a `GracefulHTTPError` as well, so that they tell its status too.
 """
 
+import errno
 from http import HTTPStatus
 
 from vllm.exceptions import GracefulHTTPError
@@ -82,8 +83,16 @@ class StageUnavailableError(OmniError, RuntimeError):
     """No live replica can take the request (routing or capacity); not a death of the engine."""
 
 
+class StorageFullError(OmniError, RuntimeError):
+    """There is no room on the disk for what the request brings or makes."""
+
+
 class OmniGenerateError(OmniError, RuntimeError):
     """A request failed inside a stage through no fault of the client."""
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a write to a disk without room fails with."""
 
 
 def is_client_error_status(status_code: int | None) -> bool:
@@ -121,6 +130,8 @@ def http_status(error: BaseException) -> int:
         return error.status_code
     if isinstance(error, StageUnavailableError):
         return int(HTTPStatus.SERVICE_UNAVAILABLE)
+    if isinstance(error, StorageFullError):
+        return int(HTTPStatus.INSUFFICIENT_STORAGE)
     if isinstance(error, DeadlineExceededError):
         return int(HTTPStatus.GATEWAY_TIMEOUT)
     return int(HTTPStatus.INTERNAL_SERVER_ERROR)

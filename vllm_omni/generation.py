@@ -8,6 +8,7 @@ the prompt, encodable by msgspec; media go beside it as tensors, named by `media
 import math
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ MAX_PROMPT_CHARACTERS = 1 << 16
 Side = Annotated[int, Meta(ge=8, le=MAX_SIDE)]
 Scale = Annotated[float, Meta(ge=-1e3, le=1e3)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Sigma = Annotated[float, Meta(ge=0, le=1e6)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Text = Annotated[str, Meta(max_length=MAX_PROMPT_CHARACTERS)]
 
@@ -64,9 +66,13 @@ class OmniDiffusionSamplingParams(msgspec.Struct, kw_only=True):
         num_frames: Of a video.
         fps: Frames per second of a video.
         strength: How far an input picture is changed, 0 to 1.
-        sigmas: Noise levels instead of a number of steps.
+        sigmas: Noise levels instead of a number of steps, each lower than the one before.
+        flow_shift: Shift of a flow-matching schedule, instead of the deployment's.
+        boundary_ratio: Where the low-noise expert takes over, instead of the deployment's.
         layers: Pictures that a layered pipeline makes.
         resolution: Bucket that a pipeline chooses its size from.
+        max_pixels: Most pixels of a picture or frame whose size is left open.
+        transparent: Only a pipeline whose pictures have transparency will do.
         max_sequence_length: Tokens of the prompt.
         audio_length: Seconds of sound.
         audio_start: Where the sound starts in the piece, in seconds.
@@ -91,9 +97,13 @@ class OmniDiffusionSamplingParams(msgspec.Struct, kw_only=True):
     num_frames: Annotated[int, Meta(ge=1, le=MAX_FRAMES)] | None = None
     fps: Annotated[float, Meta(gt=0, le=240)] | None = None
     strength: Share | None = None
-    sigmas: Annotated[list[float], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
+    sigmas: Annotated[list[Sigma], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
+    flow_shift: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    boundary_ratio: Share | None = None
     layers: Annotated[int, Meta(ge=1, le=64)] | None = None
     resolution: Annotated[int, Meta(ge=8, le=MAX_SIDE)] | None = None
+    max_pixels: Annotated[int, Meta(ge=1)] | None = None
+    transparent: bool = False
     max_sequence_length: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
     audio_length: Seconds | None = None
     audio_start: Annotated[float, Meta(ge=0, le=3600)] | None = None
@@ -164,12 +174,47 @@ def checked_params(given: Mapping[str, Any], field: str) -> OmniDiffusionSamplin
     for name, value in extra.items() if isinstance(extra, Mapping) else ():
         _check_plain(value, f"{prefix}extra_args.{name}")
     try:
-        return msgspec.convert(dict(given), OmniDiffusionSamplingParams)
+        params = msgspec.convert(dict(given), OmniDiffusionSamplingParams)
     except msgspec.ValidationError as error:
         message, path = _located(str(error))
         raise OmniClientError(f"`{prefix}{path}`: {message}", param=f"{prefix}{path}") from error
+    _check_schedule(params, prefix)
+    return params
 
 
+def _check_schedule(params: OmniDiffusionSamplingParams, prefix: str) -> None:
+    """See that noise only falls."""
+    if params.sigmas is not None:
+        _check_falling(params.sigmas, f"{prefix}sigmas")
+    for name, value in params.extra_args.items():
+        if name.endswith(("sigmas", "timesteps")) and isinstance(value, list | tuple):
+            _check_falling(value, f"{prefix}extra_args.{name}")
+
+
+def _check_falling(levels: list[Any] | tuple[Any, ...], field: str) -> None:
+    """Refuse what is no schedule of noise.
+
+    Args:
+        levels: Of noise, or steps of training.
+        field: What to blame.
+
+    Raises:
+        OmniClientError: There are too many, or they are negative or do not fall.
+    """
+    numbers = all(isinstance(level, int | float) for level in levels)
+    if not numbers or not 1 <= len(levels) <= MAX_STEPS:
+        reason = f"should be a list of 1 to {MAX_STEPS} numbers"
+    elif any(not 0 <= level <= MAX_LEVEL for level in levels):
+        reason = f"should have numbers from 0 to {MAX_LEVEL}"
+    elif any(later >= earlier for earlier, later in pairwise(levels)):
+        reason = "should fall from each number to the next"
+    else:
+        return
+    raise OmniClientError(f"`{field}`: {reason}", param=field)
+
+
+MAX_LEVEL = 10**6
+"""Of noise, and of the number of a step of training."""
 MAX_DEPTH = 8
 MAX_ITEMS = 10_000
 

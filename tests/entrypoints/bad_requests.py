@@ -246,7 +246,7 @@ SAMPLING: dict[str, Bad] = {
     "n huge": Bad({"n": 10**6}, "n"),
     "seed too big": Bad({"seed": 2**70}, "seed"),
     "stop empty": Bad({"stop": ""}, "stop"),
-    "stop not a string": Bad({"stop": [1]}, "stop"),
+    "stop not a string": Bad({"stop": [1]}, "stop.0"),
     "bias of no token": Bad({"logit_bias": {"x": 1}}, "logit_bias"),
     "bias out of vocabulary": Bad({"logit_bias": {"99999999": 1}}, "logit_bias"),
     "top_logprobs too many": Bad({"logprobs": True, "top_logprobs": 1000}, "logprobs"),

@@ -50,6 +50,8 @@ def test_a_sound_of_each_format(server: GenerationServer) -> None:
         ("speed", 9),
         ("num_frames", 5),
         ("extra_params.nonsense", {"nonsense": 1}),
+        ("foo", 1),
+        ("flow_shift", 3.0),
     ],
 )
 def test_the_field_at_fault_is_named(server: GenerationServer, param: str, value: Any) -> None:

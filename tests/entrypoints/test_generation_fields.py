@@ -53,12 +53,28 @@ def test_names_of_other_routes() -> None:
     assert in_fields_of(error, body, {"prompt": "input"}).message == "`input` is missing"
 
 
-@pytest.mark.parametrize("name", ["flow_shift", "boundary_ratio"])
-def test_what_is_the_servers(name: str) -> None:
-    body = ImageGenerationRequest(prompt="a cat", **{name: 0.5})
-    with pytest.raises(OmniClientError, match="--") as refused:
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"extra_params": {"sigmas": [0.5, 1.0]}}, "extra_params.sigmas"),
+        ({"extra_params": {"sigmas": [1.0] * 1001}}, "extra_params.sigmas"),
+        ({"extra_params": {"sigmas": [1.0, -0.5]}}, "extra_params.sigmas[1]"),
+        ({"extra_params": {"sigmas": [float("nan")]}}, "extra_params.sigmas"),
+        ({"extra_params": {"sigmas": [1.0, 0.5]}, "num_inference_steps": 3}, "extra_params.sigmas"),
+        ({"sigmas": [0.5, 0.5]}, "sigmas"),
+        ({"timesteps": [1, 2]}, "timesteps"),
+        ({"timesteps": list(range(2000, 0, -1))}, "timesteps"),
+        ({"extra_args": {"timesteps": [2, -1]}}, "extra_params.timesteps"),
+        ({"extra_params": {"eta": 1}, "eta": 2}, "eta"),
+        ({"extra_params": {"eta": 1}, "extra_args": {"eta": 2}}, "extra_args.eta"),
+    ],
+)
+def test_schedules_and_arguments_given_twice(fields: dict[str, Any], param: str) -> None:
+    body = ImageGenerationRequest(prompt="a cat", **fields)
+    with pytest.raises(OmniClientError) as refused:
         sampling_params(body)
-    assert refused.value.param == name
+    assert refused.value.param == param
+    assert param.partition("[")[0] in refused.value.message
 
 
 def test_what_only_extra_params_have() -> None:
@@ -86,6 +102,7 @@ async def test_a_process_that_ends_is_no_fault_of_the_request() -> None:
 
 
 def test_extra_arguments_are_joined() -> None:
-    body = ImageGenerationRequest(prompt="a cat", extra_params={"a": 1}, seed=3)
+    body = ImageGenerationRequest(prompt="a cat", extra_params={"a": 1}, b=2, seed=3)
     params = sampling_params(body, {"bot_task": "think", "sys_type": None}, width=32)
-    assert params.given() == {"seed": 3, "width": 32, "extra_args": {"a": 1, "bot_task": "think"}}
+    extra = {"a": 1, "b": 2, "bot_task": "think"}
+    assert params.given() == {"seed": 3, "width": 32, "extra_args": extra}

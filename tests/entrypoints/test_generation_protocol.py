@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import regex as re
 from fastapi import FastAPI, Request
 from PIL import Image
 
@@ -20,6 +21,7 @@ from vllm_omni.entrypoints.openai.generation.films import FILES, OBJECTS, read_m
 from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
 from vllm_omni.entrypoints.openai.protocol.audio_generate import AudioGenerateRequest
+from vllm_omni.entrypoints.openai.protocol.diffusion_chat import DiffusionChatRequest
 from vllm_omni.entrypoints.openai.protocol.images import ImageEditRequest, ImageGenerationRequest
 from vllm_omni.entrypoints.openai.protocol.videos import VideoGenerationRequest
 from vllm_omni.entrypoints.openai.references import References, repainted
@@ -51,6 +53,10 @@ def application() -> FastAPI:
     @app.post("/images")
     async def images(body: ImageGenerationRequest) -> dict[str, Any]:
         return {"body": body.model_dump(), "dimensions": body.dimensions()}
+
+    @app.post("/chat")
+    async def chat(body: DiffusionChatRequest) -> dict[str, Any]:
+        return {"ignored": body.ignored(), "unknown": body.unknown()}
 
     @app.post("/audio")
     async def audio(body: AudioGenerateRequest) -> dict[str, Any]:
@@ -166,11 +172,80 @@ async def test_each_field_of_images_has_its_bounds(client, param: str, value: An
         ({"partial_images": 1}, "partial_images"),
         ({"background": "transparent", "output_format": "jpeg"}, "background"),
         ({}, "prompt"),
+        ({"style": "vivid"}, "style"),
+        ({"input_fidelity": "high"}, "input_fidelity"),
     ],
 )
 async def test_what_does_not_go_together(client, fields: dict[str, Any], param: str) -> None:
     prompt = {} if param == "prompt" else {"prompt": "a cat"}
     assert_blames(await client.post("/images", json={**prompt, **fields}), param)
+
+
+SIDES = {"width": 32, "height": 16}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "other"),
+    [
+        ({"n": 2, "num_outputs_per_prompt": 3}, "num_outputs_per_prompt", "n"),
+        ({"size": "64x48", **SIDES}, "size", "width"),
+        ({"true_cfg_scale": 1, "cfg_scale": 2}, "cfg_scale", "true_cfg_scale"),
+        ({"sys_type": "a", "use_system_prompt": "b"}, "sys_type", "use_system_prompt"),
+        ({"size": "64x48", "extra_body": {"size": "32x32"}}, "extra_body.size", "size"),
+    ],
+)
+async def test_two_fields_that_contradict_each_other(client, fields, param, other) -> None:
+    reply = await client.post("/images", json={"prompt": "a cat", **fields})
+    assert f"`{other}" in assert_blames(reply, param)
+
+
+async def test_extra_body_is_as_if_beside(client) -> None:
+    body = {"prompt": "a cat", "extra_body": {"size": "64x48", "n": 2, "style": None}}
+    reply = (await client.post("/images", json=body)).json()
+    assert (reply["dimensions"], reply["body"]["n"]) == ([64, 48], 2)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "messages.0.content"),
+        ({"role": "user", "content": 5}, "messages.0.content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "messages.0.content.0.image_url.url",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
+            "messages.0.content.0.image_url",
+        ),
+        ({"role": "robot"}, "messages.0"),
+    ],
+)
+async def test_places_are_those_of_the_body(client, message, param: str) -> None:
+    """Row A-44: nothing of how the body is checked is told."""
+    told = assert_blames(await client.post("/chat", json={"messages": [message]}), param)
+    assert not re.search(r"function-|\[|constrained|Part|ImageUrl|tagged", told), told
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"audio": {"voice": "a", "format": "wav"}}, "audio"),
+        ({"n": 2, "num_outputs_per_prompt": 3}, "num_outputs_per_prompt"),
+    ],
+)
+async def test_a_conversation_refuses_what_its_answer_would_lack(client, fields, param) -> None:
+    body = {"messages": [{"role": "user", "content": "a cat"}], **fields}
+    assert_blames(await client.post("/chat", json=body), param)
+
+
+async def test_what_only_talking_models_use_is_no_error(client) -> None:
+    body = {"messages": [{"role": "user", "content": "a cat"}], "temperature": 1, "tools": []}
+    reply = (await client.post("/chat", json={**body, "logprobs": False, "foo": 1})).json()
+    assert reply == {"ignored": ["logprobs", "temperature", "tools"], "unknown": {"foo": 1}}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +255,8 @@ async def test_what_does_not_go_together(client, fields: dict[str, Any], param: 
         ({"size": "auto"}, None),
         ({"size": "64x48"}, [64, 48]),
         ({"size": " 64 X 48 "}, [64, 48]),
-        ({"size": "64x48", "width": 32, "height": 16}, [32, 16]),
+        ({"width": 32, "height": 16}, [32, 16]),
+        ({"size": "32x16", "width": 32, "height": 16}, [32, 16]),
     ],
 )
 async def test_sizes(client, fields: dict[str, Any], dimensions: list[int] | None) -> None:
@@ -239,6 +315,7 @@ async def test_each_field_of_videos_has_its_bounds(client, param: str, value: st
         ({"aspect_ratio": "16:9", "short_edge": "90"}, [160, 90], None),
         ({"aspect_ratio": "9:16", "short_edge": "90"}, [90, 160], None),
         ({"size": "64x32"}, [64, 32], None),
+        ({"size": "64x36", "aspect_ratio": "16:9", "short_edge": "36"}, [64, 36], None),
     ],
 )
 async def test_how_large_and_how_long(client, fields, dimensions, frames) -> None:
@@ -299,9 +376,11 @@ async def test_an_uploaded_video(client) -> None:
     ("fields", "param"),
     [
         ({"image_reference": "[]"}, "image_reference"),
-        ({"image_reference": '{"file_id": "file-1"}'}, "image_reference.0.image_url"),
+        ({"image_reference": '{"file_id": "file-1"}'}, "image_reference.image_url"),
         ({"image_reference": '{"image_url": "ftp://x"}'}, "image_reference"),
         ({"enable_frame_interpolation": "true"}, "enable_frame_interpolation"),
+        ({"size": "64x32", "width": "32", "height": "32"}, "size"),
+        ({"size": "64x32", "aspect_ratio": "1:1", "short_edge": "32"}, "aspect_ratio"),
         (
             {"image_reference": '{"image_url": "x"}', "video_reference": '{"video_url": "x"}'},
             "video_reference",

@@ -191,6 +191,14 @@ FAULTS: list[tuple[str, Any, int]] = [
     ("lora.name", {"name": "../../etc/passwd"}, 400),
     ("model", "other", 404),
     ("stream", "perhaps", 400),
+    ("foo", 1, 400),
+    ("num_inference_step", 3, 400),
+    ("latents", [1.0], 400),
+    ("style", "vivid", 400),
+    ("background", "transparent", 400),
+    ("vae_use_tiling", True, 400),
+    ("sigmas", [0.5, 1.0], 400),
+    ("num_outputs_per_prompt", 11, 400),
     ("negative_prompt", "\ud800", 400),
 ]
 
@@ -215,16 +223,19 @@ def test_the_field_at_fault_is_named(server, param: str, value: Any, status: int
         ({"image": ("a.png", png((65, 65)), "image/png")}, {}, "image"),
         ({"image": ("a.txt", b"hello", "text/plain")}, {}, "image"),
         ({"image": ("a.png", png()), "mask": ("m.png", png((16, 32)))}, {}, "mask"),
-        ({"image": ("a.png", png())}, {"url": "file:///etc/passwd"}, "image"),
-        ({"image": ("a.png", png())}, {"url": "http://127.0.0.1:1/"}, "image"),
+        ({"image": ("a.png", png())}, {"url": "file:///etc/passwd"}, "url"),
+        ({"image": ("a.png", png())}, {"url": "http://127.0.0.1:1/"}, "url"),
         ({"image": ("a.png", png())}, {"n": "many"}, "n"),
         ({"image": ("a.png", png())}, {"prompt": ""}, "prompt"),
+        ({"image": ("a.png", png())}, {"strength": "0"}, "strength"),
+        ({"image": ("a.png", png())}, {"foo": "1"}, "foo"),
+        ({"image": ("a.png", png())}, {"padding_mask_cropp": "1"}, "padding_mask_cropp"),
         ({"sound": ("a.png", png())}, {}, "sound"),
     ],
 )
 def test_what_is_wrong_with_a_picture_is_told(server, files, fields, param: str) -> None:
     data = {"prompt": "a hat", "size": SIZE, "num_inference_steps": "2", **fields}
-    body = files or {"nothing": (None, b"")}
+    body = files or {"user": (None, b"me")}
     server.assert_blames(server.request("POST", "/v1/images/edits", data=data, files=body), param)
 
 
@@ -233,7 +244,43 @@ def test_a_transparent_picture_is_edited_and_two_are_not(server: GenerationServe
     clear = ("image", ("a.png", png(mode="RGBA"), "image/png"))
     assert server.request("POST", "/v1/images/edits", data=data, files=[clear]).is_success
     both = [("image[]", ("a.png", png(), "image/png"))] * 2
-    server.assert_blames(server.request("POST", "/v1/images/edits", data=data, files=both), "image")
+    reply = server.request("POST", "/v1/images/edits", data=data, files=both)
+    assert "takes one picture, not 2" in server.assert_blames(reply, "image")
+
+
+def test_a_typo_is_told_with_what_was_meant(server: GenerationServer) -> None:
+    body = generation_body(num_inference_step=3)
+    reply = server.request("POST", "/v1/images/generations", json=body)
+    told = server.assert_blames(reply, "num_inference_step")
+    assert told == "Unknown parameter: 'num_inference_step'; did you mean 'num_inference_steps'?"
+
+
+def test_arguments_of_the_pipeline_may_be_given_beside_the_fields(client: openai.OpenAI) -> None:
+    dog = {"prompt_2": "a dog in the rain"}
+    beside = generate(client, extra_body={**dog, "style": None}).data[0].b64_json
+    assert beside == generate(client, extra_body={"extra_params": dog}).data[0].b64_json
+    assert beside == generate(client, extra_body={"extra_args": dog}).data[0].b64_json
+    assert beside != generate(client).data[0].b64_json
+
+
+def test_a_size_that_is_left_open(server: GenerationServer) -> None:
+    """An edit has its picture's shape; all else is as large as may be."""
+    files = {"image": ("a.png", png((64, 32)), "image/png")}
+    data = {"prompt": "a hat", "num_inference_steps": "2"}
+    reply = server.request("POST", "/v1/images/edits", data=data, files=files)
+    assert (reply.status_code, reply.json()["size"]) == (200, "64x32"), reply.text
+    body = {"prompt": "a cat", **STEPS, "size": "auto"}
+    reply = server.request("POST", "/v1/images/generations", json=body)
+    assert (reply.status_code, reply.json()["size"]) == (200, "64x64"), reply.text
+
+
+def test_a_prompt_that_is_cut_is_told_in_the_log(server: GenerationServer) -> None:
+    body = generation_body(prompt="a cat and " * 100)
+    headers = {"X-Request-Id": "long-prompt"}
+    reply = server.request("POST", "/v1/images/generations", json=body, headers=headers)
+    assert reply.status_code == 200
+    cut = [line for line in server.log.read_text().splitlines() if "long-prompt" in line]
+    assert any("CLIP can only handle sequences up to" in line for line in cut), cut
 
 
 def test_extra_arguments_are_no_way_around_the_bounds(server: GenerationServer) -> None:
@@ -249,7 +296,12 @@ def test_there_are_no_videos_here(server: GenerationServer, method: str) -> None
 
 @pytest.mark.parametrize(
     ("param", "value"),
-    [("modalities", ["audio"]), ("sampling_params_list", [{"height": 32}])],
+    [
+        ("modalities", ["audio"]),
+        ("sampling_params_list", [{"height": 32}]),
+        ("logprobs", True),
+        ("foo", 1),
+    ],
 )
 def test_a_conversation_refuses_what_it_would_ignore(server, param: str, value: Any) -> None:
     body = {"messages": [{"role": "user", "content": "a cat"}], param: value}

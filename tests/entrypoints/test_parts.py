@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small parts of the HTTP server on their own."""
 
+import errno
 import time
 from typing import Any
 
@@ -39,6 +40,8 @@ def test_field_named_in(message: str, field: str | None) -> None:
         (StageUnavailableError("busy"), 503, "ServiceUnavailableError"),
         (OmniGenerateError("broke"), 500, "InternalServerError"),
         (RuntimeError("/secret/path"), 500, "InternalServerError"),
+        (OSError(errno.ENOSPC, "full", "/secret/path"), 507, "InsufficientStorageError"),
+        (OSError(errno.EIO, "broken", "/secret/path"), 500, "InternalServerError"),
     ],
 )
 def test_errors_keep_status_and_type(error: Exception, status: int, kind: str) -> None:

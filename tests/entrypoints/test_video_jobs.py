@@ -3,7 +3,9 @@
 
 import asyncio
 import os
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,8 @@ from vllm_omni.errors import (
     OmniConfigError,
     OmniGenerateError,
     OverloadedError,
+    StorageFullError,
+    http_status,
 )
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
@@ -126,6 +130,29 @@ def test_a_folder_that_takes_no_more(store: VideoStore) -> None:
         add(store)
     aside.rename(folder)
     assert len(store) == 1
+    finish(store, add(store))
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk(store: VideoStore) -> None:
+    """It is told as such, HTTP 507, and nothing half-written is left."""
+    folder = store.content_path(add(store).id).parent.parent
+    before = sorted(folder.rglob("*"))
+    with full_disk(), pytest.raises(StorageFullError, match="disk is full") as refused:
+        add(store)
+    assert http_status(refused.value) == 507
+    assert JobError.of(refused.value).status_code == 507
+    assert (sorted(folder.rglob("*")), len(store)) == (before, 1)
     finish(store, add(store))
 
 

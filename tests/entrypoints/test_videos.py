@@ -196,6 +196,8 @@ def wav_url() -> str:
         ({"audio_reference": '{"audio_url": "/etc/passwd"}'}, {}, "audio_reference"),
         ({"audio_reference": '{"audio_url": "x", "y": 1}'}, {}, "audio_reference.y"),
         ({"enable_frame_interpolation": "true"}, {}, "enable_frame_interpolation"),
+        ({"foo": "1"}, {}, "foo"),
+        ({"extra_params": '{"timesteps": [1, 2]}'}, {}, "extra_params.timesteps"),
         ({}, {"input_reference": ("a.png", b"no", "image/png")}, "input_reference"),
         (
             {"image_reference": '{"image_url": "https://example.com/a.png"}'},
@@ -215,6 +217,7 @@ def test_the_field_at_fault_is_named(server, path: str, fields, files, param: st
         ({"audio_reference": json.dumps({"audio_url": wav_url()})}, "audio_reference"),
         ({"extra_params": '{"nonsense": 1}'}, "extra_params.nonsense"),
         ({"num_frames": "9999"}, "num_frames"),
+        ({"boundary_ratio": "0.5"}, "boundary_ratio"),
     ],
 )
 def test_what_the_model_refuses(server: GenerationServer, fields, param: str) -> None:

@@ -70,6 +70,29 @@ def call_parameters(cls: "type[DiffusionPipeline]") -> Mapping[str, inspect.Para
     return dict(list(inspect.signature(cls.__call__).parameters.items())[1:])
 
 
+@cache
+def family_of(cls: "type[DiffusionPipeline]") -> "tuple[type[DiffusionPipeline], ...]":
+    """The classes for other tasks of the same family, by diffusers' own tables, without `cls`."""
+    from diffusers.pipelines import auto_pipeline
+
+    tables = (
+        auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_TEXT2VIDEO_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_VIDEO2VIDEO_PIPELINES_MAPPING,
+    )
+    families = sorted({name for table in tables for name, each in table.items() if each is cls})
+    related = [table[name] for table in tables for name in families if name in table]
+    return tuple(each for each in dict.fromkeys(related) if each is not cls)
+
+
+def arguments_of(cls: "type[DiffusionPipeline]") -> frozenset[str]:
+    """What a pipeline's `__call__`, or one of its family, takes."""
+    return frozenset(name for each in (cls, *family_of(cls)) for name in call_parameters(each))
+
+
 def modality_of(cls: "type[DiffusionPipeline]") -> str:
     """What a pipeline makes: `video` if it counts frames, `audio` if it has only a length."""
     parameters = call_parameters(cls)

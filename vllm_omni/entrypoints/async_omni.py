@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.plan import DeploymentPlan
+from vllm_omni.config.plan import DeploymentPlan, DiffusionStageConfig
 from vllm_omni.engine.launcher import LaunchedPipeline, launch_pipeline
 from vllm_omni.engine.messages import (
     Abort,
@@ -108,6 +108,11 @@ class AsyncOmni(EngineClient):
     def pipeline(self) -> Any:
         """The pipeline's graph."""
         return self._launched.plan.pipeline
+
+    @property
+    def diffusion_settings(self) -> DiffusionStageConfig | None:
+        """Settings of the stage that takes the client's prompt, if it runs a diffusers pipeline."""
+        return self._launched.plan.entry.diffusion
 
     @property
     def voices(self) -> tuple[str, ...]:

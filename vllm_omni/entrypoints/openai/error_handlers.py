@@ -26,7 +26,13 @@ from vllm.logger import init_logger
 from vllm_omni.entrypoints.openai.headers import add_security_headers
 from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
-from vllm_omni.errors import OmniClientError, OmniError, http_status
+from vllm_omni.errors import (
+    FULL,
+    OmniClientError,
+    OmniError,
+    StorageFullError,
+    http_status,
+)
 
 logger = init_logger(__name__)
 
@@ -37,6 +43,7 @@ _WORD = re.compile(r"\w+")
 _PROCESSOR_FAILED = re.compile(r"Failed to apply \w+ on data=")
 _NO_PLACE = re.compile(r"Failed to apply prompt (replacement|insertion) for mm_items")
 _ABOUT_MESSAGES = ("Input length (", "Video doesn't have audio track")
+_CLASS = re.compile(r" or (?:an )?(?:instance of \w+|object to extract fields from)")
 _MAX_REASON = 300
 # A body whose JSON vLLM reads lazily: parts of a message are validated while the prompt is built.
 _LAZY_FIELD = "messages"
@@ -107,6 +114,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.exception_handler(VLLMError)(_vllm_error)
     app.exception_handler(ValueError)(_client_value_error)
     app.exception_handler(AssertionError)(_lost_media)
+    app.exception_handler(OSError)(_os_error)
     app.exception_handler(Exception)(_unforeseen)
 
 
@@ -141,7 +149,7 @@ async def _invalid_body(request: Request, error: RequestValidationError) -> JSON
         reason = details[0]["ctx"]["error"]
         message = f"The body is not valid JSON: {reason} (at character {details[0]['loc'][-1]})."
         return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
-    details = _likeliest(details)
+    details = _deepest([_placed(detail, error.body) for detail in _likeliest(details)])
     if _param(details[0]) is None:
         message = "The body must be a JSON object."
         return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
@@ -165,6 +173,18 @@ def _likeliest(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return min(by_class.values(), key=lambda errors: len({_param(e) for e in errors}))
 
 
+def _deepest(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of what was tried of a union, keep what came further than another."""
+    places = [each["loc"] for each in details]
+    return [
+        each
+        for each in details
+        if not any(
+            len(p) > len(each["loc"]) and p[: len(each["loc"])] == each["loc"] for p in places
+        )
+    ]
+
+
 def _is_class(part: str | int) -> bool:
     return isinstance(part, str) and part[:1].isupper()
 
@@ -174,7 +194,25 @@ def _line(detail: dict[str, Any]) -> str:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, OmniClientError):
         return cause.message
-    return f"{_param(detail)}: {detail['msg']}"
+    return f"{_param(detail)}: {_CLASS.sub('', detail['msg'])}"
+
+
+def _placed(detail: dict[str, Any], body: Any) -> dict[str, Any]:
+    """The same with a place in the body as it came, without pydantic's names of what it tried."""
+    loc = detail["loc"]
+    if not isinstance(body, dict) or loc[:1] != ("body",):
+        return detail
+    found, value = ["body"], body
+    for part in loc[1:]:
+        missing = part == loc[-1] and detail["type"] == "missing"
+        if isinstance(value, dict) and (part in value or missing):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        found.append(part)
+    return {**detail, "loc": tuple(found)}
 
 
 def _param(detail: dict[str, Any]) -> str | None:
@@ -216,6 +254,13 @@ async def _lost_media(request: Request, error: AssertionError) -> JSONResponse:
         raise error
     message = "The prompt has no place for some of its media: it was cut, or its template has none."
     return JSONResponse(error_body(message, 400, "BadRequestError", _LAZY_FIELD), 400)
+
+
+async def _os_error(request: Request, error: OSError) -> JSONResponse:
+    """An upload is put down in a file while it is read: there may be no room for it."""
+    if error.errno not in FULL:
+        raise error
+    return await _omni_error(request, StorageFullError("the server's disk is full"))
 
 
 def _with_param(error: Exception) -> JSONResponse:

@@ -123,7 +123,7 @@ def _validated(model: type[M], texts: dict[str, Any]) -> M:
         return model.model_validate(texts)
     except ValidationError as error:
         details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise RequestValidationError(details) from None
+        raise RequestValidationError(details, body=texts) from None
 
 
 def form_schema(

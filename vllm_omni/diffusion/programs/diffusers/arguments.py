@@ -13,6 +13,7 @@ from PIL import Image
 from vllm_omni.config.diffusers import call_parameters
 from vllm_omni.diffusion.programs.diffusers.extra import extra_argument
 from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, media_parameter, registered
+from vllm_omni.diffusion.programs.diffusers.sizes import size_arguments
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest, media_name
 
@@ -84,7 +85,13 @@ def call_arguments(
             arguments[_known(cls, name, parameters)] = given[name]
     for name, value in request.params.extra_args.items():
         arguments[name] = extra_argument(cls, name, value, TAKEN)
+    _guide_true_cfg(known, arguments)
     mode = _mode(pipeline)
+    if request.params.transparent and mode != "RGBA":
+        raise OmniClientError(
+            f"`background`: {cls.__name__} makes opaque pictures", param="background"
+        )
+    arguments |= size_arguments(pipeline, request, media)
     for medium, count in request.media.items():
         parameter = media_parameter(cls, medium)
         assert parameter is not None  # Kit.choose has seen to it
@@ -100,6 +107,14 @@ def call_arguments(
     if "output_type" in known:
         arguments["output_type"] = "latent" if request.params.output_type == "latent" else "pt"
     return arguments
+
+
+def _guide_true_cfg(known: Mapping[str, Any], arguments: dict[str, Any]) -> None:
+    """Let `true_cfg_scale` take effect: pipelines ignore it unless there is something to avoid, be
+    it nothing (" ", as Qwen-Image's authors say)."""
+    scale = arguments.get("true_cfg_scale")
+    if scale is not None and scale > 1 and "negative_prompt" in known:
+        arguments.setdefault("negative_prompt", " ")
 
 
 def generator(request: GenerationRequest, device: torch.device) -> torch.Generator:
@@ -168,4 +183,7 @@ def field_named_in(message: str) -> str | None:
     fields = {parameter: field for field, names in PARAMETERS.items() for parameter in names}
     fields |= {parameter: medium for medium, names in MEDIA.items() for parameter in names}
     fields |= {"prompt": "prompt", "negative_prompt": "negative_prompt"}
-    return next((fields[w] for w in re.findall(r"\w+", message.lower()) if w in fields), None)
+    named = [fields[word] for word in re.findall(r"\w+", message.lower()) if word in fields]
+    if "strength" in named:  # named as the reason why there are no `num_inference_steps` left
+        return "strength"
+    return next(iter(named), None)

@@ -11,24 +11,13 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.guiders import BaseGuidance
-from diffusers.pipelines import auto_pipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
 
-from vllm_omni.config.diffusers import call_parameters, pipeline_class
+from vllm_omni.config.diffusers import call_parameters, family_of, pipeline_class
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.proxy import disguised
 from vllm_omni.errors import OmniClientError
-
-_TASKS: tuple[Mapping[str, type[DiffusionPipeline]], ...] = (
-    auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
-    auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
-    auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
-    auto_pipeline.AUTO_TEXT2VIDEO_PIPELINES_MAPPING,
-    auto_pipeline.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
-    auto_pipeline.AUTO_VIDEO2VIDEO_PIPELINES_MAPPING,
-)
-"""diffusers' own tables of which classes are one family's, by task."""
 
 MEDIA: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "images", "input_images"),
@@ -167,9 +156,7 @@ _CHANGED: Mapping[str, tuple[str, ...]] = {
 
 
 def _siblings(base: DiffusionPipeline) -> Iterable[DiffusionPipeline]:
-    families = {name for table in _TASKS for name, cls in table.items() if cls is type(base)}
-    related = [table[family] for table in _TASKS for family in sorted(families) if family in table]
-    related += [pipeline_class(name) for name in _relatives(base)]
+    related = (*family_of(type(base)), *(pipeline_class(name) for name in _relatives(base)))
     for cls in dict.fromkeys(related):
         if cls is not type(base) and (sibling := _sibling(base, cls)) is not None:
             yield sibling

@@ -24,7 +24,13 @@ from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
+from vllm_omni.diffusion.programs.diffusers.schedule import (
+    shifted,
+    why_no_boundary,
+    why_unshiftable,
+)
 from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
+from vllm_omni.diffusion.programs.diffusers.truncation import tell_truncations
 from vllm_omni.diffusion.programs.diffusers.variants import within
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.errors import OmniConfigError
@@ -40,6 +46,7 @@ def load(ctx: LoadContext) -> Loaded:
             damaged; the message names it.
     """
     diffusers_logging.disable_progress_bar()
+    tell_truncations()
     index = model_index(ctx.model, ctx.revision)
     cls = pipeline_class(ctx.model_class_name or index["_class_name"])
     dtype = ctx.dtype or (torch.float32 if ctx.device.type == "cpu" else torch.bfloat16)
@@ -95,12 +102,12 @@ def _configure(pipeline: DiffusionPipeline, ctx: LoadContext) -> None:
     if ctx.flow_shift is not None:
         for name, part in registered(pipeline).items():
             if isinstance(part, SchedulerMixin):
-                vars(pipeline)[name] = _shifted(part, ctx.flow_shift)
+                if reason := why_unshiftable(part):
+                    raise OmniConfigError(f"flow_shift: {reason}")
+                vars(pipeline)[name] = shifted(part, ctx.flow_shift)
     if ctx.boundary_ratio is not None:
-        if "boundary_ratio" not in pipeline.config:
-            raise OmniConfigError(
-                f"boundary_ratio: {type(pipeline).__name__} has one expert, hence no boundary"
-            )
+        if reason := why_no_boundary(pipeline):
+            raise OmniConfigError(f"boundary_ratio: {reason}")
         pipeline.register_to_config(boundary_ratio=ctx.boundary_ratio)
     vae = registered(pipeline).get("vae")
     for asked, flag, method in (
@@ -111,13 +118,6 @@ def _configure(pipeline: DiffusionPipeline, ctx: LoadContext) -> None:
             if vae is None or not hasattr(type(vae), method):
                 raise OmniConfigError(f"{flag}: the VAE of {type(pipeline).__name__} cannot")
             getattr(vae, method)()
-
-
-def _shifted(scheduler: Any, shift: float) -> Any:
-    for key in ("flow_shift", "shift"):
-        if key in scheduler.config:
-            return type(scheduler).from_config(scheduler.config, **{key: shift})
-    raise OmniConfigError(f"flow_shift: {type(scheduler).__name__} has no shift")
 
 
 def _random_models(

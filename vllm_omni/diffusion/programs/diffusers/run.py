@@ -22,7 +22,9 @@ from vllm_omni.diffusion.programs.diffusers.embeddings import (
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.preview import can_preview, decode, preview_steps
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
+from vllm_omni.diffusion.programs.diffusers.schedule import set_schedule
 from vllm_omni.diffusion.programs.diffusers.shapes import field_at_fault
+from vllm_omni.diffusion.programs.diffusers.sizes import check_one_picture
 from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
 from vllm_omni.diffusion.programs.diffusers.variants import varied
 from vllm_omni.diffusion.programs.diffusers.watch import Step, watched
@@ -44,7 +46,9 @@ def run(ctx: Program) -> None:
     message = ctx.receive()
     request = msgspec.convert(dict(message.options), GenerationRequest)
     chosen = kit.choose(request.media)
+    check_one_picture(chosen, request.media)
     pipeline = kit.private(chosen, ctx)
+    set_schedule(pipeline, kit.parts, request.params)
     arguments = call_arguments(chosen, request, message.tensors, ctx.device)
     own = vars(pipeline)
     wanted = adapters.wanted(request.params.lora)

@@ -6,17 +6,18 @@ from typing import Any
 
 import regex as re
 
-from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, at_fault
+from vllm_omni.entrypoints.openai.protocol.diffusion import (
+    DiffusionRequest,
+    contradiction,
+)
 from vllm_omni.errors import OmniClientError
-from vllm_omni.generation import Lora, OmniDiffusionSamplingParams
+from vllm_omni.generation import Lora, OmniDiffusionSamplingParams, checked_params
 
 _SAME = (
     *("num_inference_steps", "guidance_scale", "guidance_scale_2", "true_cfg_scale"),
-    *("seed", "generator_device", "strength"),
+    *("seed", "generator_device", "strength", "flow_shift", "boundary_ratio"),
 )
 """Fields that the engine has by the same name."""
-_OF_THE_SERVER = ("flow_shift", "boundary_ratio")
-"""Fields of vLLM-Omni that change how all requests are made, so they are flags here."""
 _ONLY_EXTRA = ("sigmas", "max_sequence_length")
 """Fields of the engine that requests name in `extra_params`."""
 _NAMED = re.compile(r"`([\w.]+)`")
@@ -29,28 +30,43 @@ _PREFIXES = ("sampling_params.", "multi_modal_data.", "prompt.")
 
 
 def sampling_params(
-    body: DiffusionRequest, extra: Mapping[str, Any] | None = None, **more: Any
+    body: DiffusionRequest,
+    extra: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> OmniDiffusionSamplingParams:
     """What the engine is asked.
 
     Args:
         body: The request.
         extra: Arguments of the model's own pipeline, by fields of the request; None is left out.
+        names: See `in_fields_of`.
         more: Further parameters.
 
     Raises:
-        OmniClientError: A field is none of a request here.
+        OmniClientError: A field is out of its bounds, or two of them contradict each other.
     """
-    for name in _OF_THE_SERVER:
-        if getattr(body, name) is not None:
-            flag = name.replace("_", "-")
-            raise at_fault(name, f"is the same for all requests to this server: --{flag}")
     values = {name: getattr(body, name) for name in _SAME}
     own = {name: value for name, value in (extra or {}).items() if value is not None}
-    asked = dict(body.extra_params or {})
+    asked = body.extra()
     more |= {name: asked.pop(name) for name in _ONLY_EXTRA if name in asked}
+    _check_steps(body, {**asked, **more})
     lora = body.lora and Lora(name=body.lora.name, path=body.lora.path, scale=body.lora.scale)
-    return OmniDiffusionSamplingParams(**values, lora=lora, extra_args={**asked, **own}, **more)
+    args = {**asked, **own}
+    params = OmniDiffusionSamplingParams(**{**values, **more}, lora=lora, extra_args=args)
+    try:
+        checked_params(params.given(), "")
+    except OmniClientError as error:
+        raise in_fields_of(error, body, names) from error
+    return params
+
+
+def _check_steps(body: DiffusionRequest, asked: Mapping[str, Any]) -> None:
+    """See that a schedule has as many steps as were asked for: pipelines believe the schedule."""
+    for name in ("sigmas", "timesteps"):
+        levels, steps = asked.get(name), body.num_inference_steps
+        if isinstance(levels, list) and steps is not None and len(levels) != steps:
+            raise contradiction(_field(name, body, {}), "num_inference_steps")
 
 
 def in_fields_of(
@@ -83,8 +99,12 @@ def _field(named: str, body: DiffusionRequest, names: Mapping[str, str]) -> str:
     for prefix in _PREFIXES:
         named = named.removeprefix(prefix)
     first, dot, rest = named.partition(".")
-    if first == "extra_args" and rest in type(body).model_fields:
-        return rest  # a field of its own, such as `system_prompt`
+    own = (rest if first == "extra_args" else first).partition("[")[0]
+    if own in body.unknown() or (first == "extra_args" and own in type(body).model_fields):
+        return own  # given beside the fields, or a field of its own, such as `system_prompt`
+    given = body.model_fields_set
+    if own == "true_cfg_scale" and own not in given and "cfg_scale" in given:
+        return "cfg_scale"
     own = first.partition("[")[0]
     if own in _ONLY_EXTRA and own not in type(body).model_fields:
         return f"extra_params.{named}"

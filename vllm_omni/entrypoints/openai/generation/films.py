@@ -33,7 +33,10 @@ DEFAULT_FPS = 24.0
 """Of a video whose request says none."""
 MAX_INPUT_FRAMES = 1024
 FILES = ("input_reference",)
-OBJECTS = ("image_reference", "video_reference", "audio_reference", "lora", "extra_params")
+OBJECTS = (
+    *("image_reference", "video_reference", "audio_reference"),
+    *("lora", "extra_params", "extra_args", "extra_body"),
+)
 
 _NAMES: Mapping[str, str] = {
     "num_outputs_per_prompt": "num_outputs_per_prompt",
@@ -83,7 +86,14 @@ class Filming:
             raise at_fault("seconds", f"{frames} frames are more than the {MAX_FRAMES} allowed")
         width, height = size or (None, None)
         return sampling_params(
-            body, width=width, height=height, num_frames=frames, fps=body.fps, progress=progress
+            body,
+            names=_NAMES,
+            width=width,
+            height=height,
+            max_pixels=self.generation.max_pixels,
+            num_frames=frames,
+            fps=body.fps,
+            progress=progress,
         )
 
     async def shot(
@@ -114,8 +124,11 @@ class Filming:
                     made = output
                 elif output.progress is not None and progress is not None:
                     progress(99 * output.progress.step // max(1, output.progress.steps))
-        if made is None:
+        if made is None or made.video is None:
             raise OmniGenerateError("the pipeline made no video")
+        height, width = made.video.frames.shape[2:4]
+        # Of a pipeline whose own size could not be told before.
+        self.generation.check_size((width, height), _size_field(body))
         return made
 
     async def work(self, handle: JobHandle) -> VideoFacts:
@@ -132,7 +145,8 @@ class Filming:
         """Write the file; its width and height.
 
         Raises:
-            OmniGenerateError: There is no room for it.
+            StorageFullError: There is no room for it.
+            OmniGenerateError: It cannot be written for another reason.
         """
         assert output.video is not None
         video, body = output.video, self.body
@@ -202,4 +216,4 @@ def _sound(video: VideoOutput) -> np.ndarray | None:
 def _size_field(body: VideoGenerationRequest) -> str:
     if body.width is not None:
         return "width"
-    return "size" if body.size is not None else "short_edge"
+    return "size" if body.size is not None or body.short_edge is None else "short_edge"

@@ -123,14 +123,21 @@ class Painting:
             return ImageData(b64_json=base64)
         return ImageData(url=f"data:{CONTENT_TYPES[self.body.output_format]};base64,{base64}")
 
-    def _outputs(self) -> AsyncGenerator[OmniRequestOutput, None]:
+    async def _outputs(self) -> AsyncGenerator[OmniRequestOutput, None]:
         prompt: dict[str, Any] = {"prompt": self.body.prompt}
         if self.body.negative_prompt is not None:
             prompt["negative_prompt"] = self.body.negative_prompt
         if self.media:
             prompt["multi_modal_data"] = self.media
         params = self.params()
-        return self.generation.outputs(self.body, prompt, params, self.request_id)
+        async with aclosing(
+            self.generation.outputs(self.body, prompt, params, self.request_id)
+        ) as outputs:
+            async for output in outputs:
+                for picture in output.images:
+                    # Of a pipeline whose own size could not be told before.
+                    self.generation.check_size(picture.size, "size")
+                yield output
 
     def params(self) -> Any:
         """What the engine is asked.
@@ -141,6 +148,8 @@ class Painting:
         body = self.body
         size = body.dimensions()
         self.generation.check_size(size, "size" if body.width is None else "width")
+        if body.resolution is not None:
+            self.generation.check_size((body.resolution, body.resolution), "resolution")
         width, height = size or (None, None)
         own = {
             "system_prompt": body.system_prompt,
@@ -148,12 +157,16 @@ class Painting:
             "bot_task": body.bot_task,
             "sys_type": body.sys_type,
         }
+        scale = body.cfg_scale if body.true_cfg_scale is None else body.true_cfg_scale
         return sampling_params(
             body,
             own,
             width=width,
             height=height,
-            num_outputs_per_prompt=body.n,
+            true_cfg_scale=scale,
+            max_pixels=self.generation.max_pixels,
+            transparent=body.background == "transparent",
+            num_outputs_per_prompt=body.count,
             layers=body.layers,
             resolution=body.resolution,
             previews=body.partial_images,

@@ -2,16 +2,19 @@
 """What the routes of a diffusion pipeline share: its engine, its names, and the bounds it keeps."""
 
 import argparse
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from vllm_omni.config.diffusers import arguments_of, pipeline_class
+from vllm_omni.config.problems import did_you_mean
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
 from vllm_omni.entrypoints.openai.generation.fields import in_fields_of
@@ -22,6 +25,8 @@ from vllm_omni.entrypoints.openai.references import References
 from vllm_omni.errors import OmniClientError, StageUnavailableError
 from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
+
+logger = init_logger(__name__)
 
 DEFAULT_MAX_IMAGE_PIXELS = 7680 * 4320
 """`--max-generated-image-size`."""
@@ -44,12 +49,14 @@ class Generation:
         models: Its names.
         references: Reads what requests bring.
         max_pixels: Most pixels of a picture, or of a frame.
+        logged: Fields without effect that the log has told of.
     """
 
     engine: AsyncOmni
     models: Sequence[BaseModelPath]
     references: References
     max_pixels: int
+    logged: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -97,6 +104,39 @@ class Generation:
                 code="model_not_found",
             )
         return name
+
+    def check_fields(self, body: DiffusionRequest, ignored: Iterable[str] = ()) -> None:
+        """Refuse what is neither a field nor an argument of the pipeline, and log what is ignored.
+
+        May import pipelines of diffusers: not for the event loop.
+
+        Args:
+            body: The request.
+            ignored: Fields that were given and have no effect.
+
+        Raises:
+            OmniClientError: Names the field, and the one that was likely meant.
+        """
+        if unknown := body.unknown():
+            arguments = arguments_of(pipeline_class(self.engine.pipeline.name))
+            fields = {*type(body).model_fields, *arguments}
+            for name in unknown:
+                if name not in arguments:
+                    hint = did_you_mean(name, fields) or "."
+                    raise OmniClientError(
+                        f"Unknown parameter: {name[:80]!r}{hint}", param=name[:80]
+                    )
+        settings = self.engine.diffusion_settings
+        assert settings is not None  # only diffusers pipelines come here
+        for name in ("vae_use_slicing", "vae_use_tiling"):
+            asked = getattr(body, name)
+            if asked is not None and asked != getattr(settings, name):
+                flag = name.replace("_", "-")
+                raise at_fault(name, f"is the same for all requests to this server: --{flag}")
+        given = [n for n in body.WITHOUT_EFFECT if n in body.model_fields_set]
+        for name in {*given, *ignored} - self.logged:
+            self.logged.add(name)
+            logger.info("%s: has no effect with this model (logged once)", name)
 
     def check_size(self, size: tuple[int, int] | None, param: str, frames: int = 1) -> None:
         """Refuse what is larger than this server makes.

@@ -43,6 +43,7 @@ class Composing:
         body = self.body
         return sampling_params(
             body,
+            names=_NAMES,
             audio_length=body.audio_length,
             audio_start=body.audio_start or None,
             num_frames=body.num_frames,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every request for pictures, videos and sounds may say about how they are made."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import regex as re
 from pydantic import (
@@ -58,9 +59,17 @@ class LoraRef(BaseModel):
 
 
 class DiffusionRequest(BaseModel):
-    """Fields that requests for pictures, videos and sounds share. Unset: the model's default."""
+    """Fields that requests for pictures, videos and sounds share. Unset: the model's default.
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    What is no field may still be an argument of the model's own pipeline; see `unknown`.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    REFUSED: ClassVar[Mapping[str, str]] = {}
+    """Fields of OpenAI's that could have no effect here -> what is wrong with them."""
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ()
+    """Fields that are taken, for clients send them as a matter of course, and only logged."""
 
     model: Name | None = Field(default=None, description="The model's served name.")
     negative_prompt: LongText | None = Field(default=None, description="What should not be there.")
@@ -95,6 +104,14 @@ class DiffusionRequest(BaseModel):
         max_length=MAX_EXTRA_PARAMS,
         description="Further arguments of the model's own pipeline.",
     )
+    extra_args: dict[str, Any] | None = Field(
+        default=None, max_length=MAX_EXTRA_PARAMS, description="Same as `extra_params`."
+    )
+    extra_body: dict[str, Any] | None = Field(
+        default=None,
+        max_length=MAX_EXTRA_PARAMS,
+        description="Further fields, as if they were given beside it.",
+    )
     return_stage_metrics: bool = Field(
         default=False, description="Answer with the timing of each stage in `metrics`."
     )
@@ -102,10 +119,68 @@ class DiffusionRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_text(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            check_text(data)
+    def _prepare(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        check_text(data)
+        inner = data.get("extra_body")
+        if isinstance(inner, dict):
+            data = joined(data, inner, "extra_body")
+            data["extra_body"] = None
+        for name, reason in cls.REFUSED.items():
+            if data.get(name) is not None:
+                raise at_fault(name, reason)
         return data
+
+    def unknown(self) -> dict[str, Any]:
+        """What was given and is no field of this request."""
+        return {n: v for n, v in (self.model_extra or {}).items() if v is not None}
+
+    def extra(self) -> dict[str, Any]:
+        """Arguments for the model's own pipeline.
+
+        Raises:
+            OmniClientError: One was given twice, and differently.
+        """
+        asked = joined(dict(self.extra_params or {}), self.extra_args or {}, "extra_args")
+        return joined(asked, self.unknown(), "")
+
+
+def joined(first: Mapping[str, Any], second: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Both together.
+
+    Args:
+        first: By name.
+        second: By name.
+        where: The field that `second` came in, or nothing.
+
+    Raises:
+        OmniClientError: They say something different of the same.
+    """
+    for name in first.keys() & second.keys():
+        if first[name] != second[name]:
+            here = f"{where}.{name}" if where else name
+            there = name if where == "extra_body" else f"extra_params.{name}"
+            raise contradiction(here, there)
+    return {**first, **second}
+
+
+def contradiction(param: str, other: str) -> OmniClientError:
+    """What is raised about two fields that say something different of the same."""
+    return at_fault(param, f"contradicts `{other}`; give one of them")
+
+
+def check_sides(width: int | None, height: int | None, size: str | None) -> None:
+    """See that a size that was given in two ways is the same one.
+
+    Raises:
+        OmniClientError: It is not, or a side is missing; names the fields.
+    """
+    if (width is None) != (height is None):
+        missing = "width" if width is None else "height"
+        raise at_fault(missing, "should be given, for the other side is")
+    if width is not None and size is not None and size != f"{width}x{height}":
+        raise contradiction("size", "width` and `height")
 
 
 def at_fault(param: str, reason: str) -> OmniClientError:

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies of `/v1/chat/completions` at a model that only paints."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from vllm_omni.entrypoints.openai.protocol.diffusion import MAX_PROMPT, Scale, at_fault
+from vllm_omni.entrypoints.openai.protocol.chat import OmniChatCompletionRequest
+from vllm_omni.entrypoints.openai.protocol.diffusion import MAX_PROMPT, at_fault
 from vllm_omni.entrypoints.openai.protocol.images import (
-    MAX_IMAGES,
     ImageGenerationRequest,
     ImageRequest,
 )
 
 MAX_MESSAGES = 1000
+CONVERSATION = frozenset(OmniChatCompletionRequest.model_fields) | {"metadata", "store"}
+"""Fields of requests to a model that talks. As in vLLM what has no effect is no error."""
+_IN_THE_ANSWER: Mapping[str, tuple[Any, ...]] = {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None, 0),
+    "tool_choice": (None, "none", "auto"),
+    "audio": (None,),
+}
+"""Fields that ask for something in the answer -> values with which they do not."""
 MAX_PARTS = 64
 
 
@@ -83,16 +94,28 @@ class DiffusionChatRequest(ImageRequest):
     modalities: Annotated[list[str], Field(max_length=8)] | None = Field(
         default=None, description="`image`, if it is given."
     )
-    num_outputs_per_prompt: int | None = Field(
-        default=None, ge=1, le=MAX_IMAGES, description="How many pictures; `n` is the same."
-    )
-    cfg_scale: Scale | None = Field(default=None, description="Same as `true_cfg_scale`.")
     sampling_params_list: Annotated[list[Any], Field(max_length=64)] | None = Field(
         default=None, description="Of models of several stages; here only empty ones are taken."
     )
     sigmas: Annotated[list[float], Field(min_length=1, max_length=1000)] | None = Field(
         default=None, description="Noise levels, instead of a number of steps."
     )
+
+    @model_validator(mode="after")
+    def _refuse_what_the_answer_would_lack(self) -> "DiffusionChatRequest":
+        extra = self.model_extra or {}
+        for name, harmless in _IN_THE_ANSWER.items():
+            if name in extra and extra[name] not in harmless:
+                raise at_fault(name, "this model makes pictures, so there is none in its answer")
+        return self
+
+    def unknown(self) -> dict[str, Any]:
+        """What was given and is a field of no conversation."""
+        return {n: value for n, value in super().unknown().items() if n not in CONVERSATION}
+
+    def ignored(self) -> list[str]:
+        """Fields of conversations that were given and have no effect on pictures."""
+        return sorted(set(super().unknown()) & CONVERSATION)
 
     @model_validator(mode="after")
     def _refuse_what_it_would_ignore(self) -> "DiffusionChatRequest":
@@ -121,9 +144,7 @@ class DiffusionChatRequest(ImageRequest):
             include=set(ImageGenerationRequest.model_fields), exclude_unset=True
         )
         shared["prompt"] = self.said().text()
-        shared |= {"stream": False, "partial_images": 0, "n": self.num_outputs_per_prompt or self.n}
-        if self.cfg_scale is not None:
-            shared.setdefault("true_cfg_scale", self.cfg_scale)
+        shared |= {"stream": False, "partial_images": 0, **self.unknown()}
         if self.sigmas is not None:
-            shared["extra_params"] = {**(self.extra_params or {}), "sigmas": self.sigmas}
+            shared["sigmas"] = self.sigmas
         return ImageGenerationRequest.model_validate(shared)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies of `/v1/images/generations` and `/v1/images/edits`: OpenAI's, and what diffusion adds."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -10,9 +11,12 @@ from vllm_omni.entrypoints.openai.protocol.diffusion import (
     LongText,
     Name,
     Prompt,
+    Scale,
     Side,
     at_fault,
+    check_sides,
     check_size,
+    contradiction,
 )
 from vllm_omni.media.image_encode import check_background, image_format
 
@@ -25,10 +29,21 @@ MAX_LAYERS = 32
 class ImageRequest(DiffusionRequest):
     """What making and editing have in common."""
 
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "style": "this model has no styles; say it in `prompt`",
+        "input_fidelity": "this model has none; `strength` says how much of a picture changes",
+    }
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("quality", "moderation")
+
     prompt: Prompt = Field(description="What to paint, or what to change.")
     n: int = Field(default=1, ge=1, le=MAX_IMAGES, description="How many pictures.")
+    num_outputs_per_prompt: int | None = Field(
+        default=None, ge=1, le=MAX_IMAGES, description="Same as `n`."
+    )
     size: str | None = Field(
-        default=None, description="WIDTHxHEIGHT, or auto (the default) for the model's own."
+        default=None,
+        description="WIDTHxHEIGHT, or auto (the default) for that of the picture that is changed, "
+        "else the model's own.",
     )
     width: Side | None = Field(default=None, description="With `height`, instead of `size`.")
     height: Side | None = Field(default=None, description="With `width`, instead of `size`.")
@@ -50,6 +65,9 @@ class ImageRequest(DiffusionRequest):
         default=0, ge=0, le=MAX_PARTIAL_IMAGES, description="Previews in a stream."
     )
     quality: Name | None = Field(default=None, description="As OpenAI's; without effect.")
+    moderation: Name | None = Field(default=None, description="As OpenAI's; without effect.")
+    safety_identifier: Name | None = Field(default=None, description="Same as `user`.")
+    cfg_scale: Scale | None = Field(default=None, description="Same as `true_cfg_scale`.")
     layers: int | None = Field(
         default=None, ge=1, le=MAX_LAYERS, description="Of a model that paints in layers."
     )
@@ -74,15 +92,28 @@ class ImageRequest(DiffusionRequest):
     @model_validator(mode="after")
     def _check_together(self) -> "ImageRequest":
         check_background(self.background, self.output_format)
-        if (self.width is None) != (self.height is None):
-            missing = "width" if self.width is None else "height"
-            raise at_fault(missing, "should be given, for the other side is")
+        check_sides(self.width, self.height, self.size)
+        self._check_same("num_outputs_per_prompt", "n")
+        self._check_same("cfg_scale", "true_cfg_scale")
+        self._check_same("sys_type", "use_system_prompt")
         if self.partial_images and not self.stream:
             raise at_fault("partial_images", "needs stream")
         return self
 
+    def _check_same(self, name: str, other: str) -> None:
+        """See that two names of one thing say the same."""
+        said = {each: getattr(self, each) for each in (name, other)}
+        given = self.model_fields_set.issuperset(said) and None not in said.values()
+        if given and said[name] != said[other]:
+            raise contradiction(name, other)
+
+    @property
+    def count(self) -> int:
+        """How many pictures."""
+        return self.num_outputs_per_prompt or self.n
+
     def dimensions(self) -> tuple[int, int] | None:
-        """The (width, height) that was asked for, if one was; `width` and `height` win."""
+        """The (width, height) that was asked for, if one was."""
         if self.width is not None and self.height is not None:
             return self.width, self.height
         if self.size is None:

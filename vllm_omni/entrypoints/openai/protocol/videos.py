@@ -20,7 +20,9 @@ from vllm_omni.entrypoints.openai.protocol.diffusion import (
     Prompt,
     Side,
     at_fault,
+    check_sides,
     check_size,
+    contradiction,
 )
 
 MAX_SECONDS = 600.0
@@ -29,7 +31,10 @@ MIN_FPS, MAX_FPS = 0.01, 120.0
 MAX_REFERENCES = 16
 POLL_AFTER_MS = 1000
 
+NOTHING = ("", "none", "false", "0")
+"""Values with which clients leave a field unused."""
 NOT_HERE = (
+    *("frame_interpolation_exp", "frame_interpolation_scale", "frame_interpolation_model_path"),
     *("enable_frame_interpolation", "control_type", "start_time_seconds", "sound_duration"),
     *("timeline_guides", "source_video", "source_audio", "video_noise_mask", "audio_noise_mask"),
     *("control_reference", "guide_files"),
@@ -107,9 +112,13 @@ class VideoGenerationRequest(DiffusionRequest):
     @classmethod
     def _refuse_what_it_would_ignore(cls, data: Any) -> Any:
         for name in NOT_HERE:
-            if isinstance(data, dict) and str(data.get(name, "")).lower() not in ("", "false", "0"):
+            if isinstance(data, dict) and str(data.get(name, "")).lower() not in NOTHING:
                 raise at_fault(name, "is not supported")
         return data
+
+    def unknown(self) -> dict[str, Any]:
+        """What was given and is no field of this request."""
+        return {n: value for n, value in super().unknown().items() if n not in NOT_HERE}
 
     @field_validator("image_reference", mode="before")
     @classmethod
@@ -123,21 +132,29 @@ class VideoGenerationRequest(DiffusionRequest):
 
     @model_validator(mode="after")
     def _check_together(self) -> "VideoGenerationRequest":
-        if (self.width is None) != (self.height is None):
-            missing = "width" if self.width is None else "height"
-            raise at_fault(missing, "should be given, for the other side is")
+        check_sides(self.width, self.height, self.size)
         if (self.aspect_ratio is None) != (self.short_edge is None):
             missing = "aspect_ratio" if self.aspect_ratio is None else "short_edge"
             raise at_fault(missing, "should be given with the other of the two")
+        shaped, sized = self._by_shape(), self._by_sides()
+        if shaped is not None and sized is not None and shaped != sized:
+            other = "size" if self.size is not None else "width` and `height"
+            raise contradiction("aspect_ratio", f"short_edge` with `{other}")
         return self
 
     def dimensions(self) -> tuple[int, int] | None:
         """The (width, height) that was asked for, if one was."""
+        return self._by_sides() or self._by_shape()
+
+    def _by_sides(self) -> tuple[int, int] | None:
         if self.width is not None and self.height is not None:
             return self.width, self.height
         if self.size is not None:
             width, _, height = self.size.partition("x")
             return int(width), int(height)
+        return None
+
+    def _by_shape(self) -> tuple[int, int] | None:
         if self.aspect_ratio is None or self.short_edge is None:
             return None
         across, down = (int(part) for part in self.aspect_ratio.split(":"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /v1/audio/generate."""
 
+import asyncio
 from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, Request
@@ -28,6 +29,7 @@ async def generate_audio(body: AudioGenerateRequest, request: Request) -> Respon
     generation = generation_of(request)
     generation.check_makes("audio")
     name = generation.served_name(body.model)
+    await asyncio.to_thread(generation.check_fields, body)
     composing = Composing(generation, body, request_id_of(request, "audio"))
     data = await while_connected(request, composing.file())
     return Response(data, media_type=CONTENT_TYPES[body.response_format], headers={"X-Model": name})

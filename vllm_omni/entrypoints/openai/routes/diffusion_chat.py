@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /v1/chat/completions at a model that only paints."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
@@ -41,6 +42,7 @@ async def create_chat_completion(body: DiffusionChatRequest, request: Request) -
     generation = generation_of(request)
     generation.check_makes("image")
     name = generation.served_name(body.model)
+    await asyncio.to_thread(generation.check_fields, body, body.ignored())
     request_id = request_id_of(request, "chatcmpl")
     painting = await while_connected(request, _painting(generation, body, request_id))
     painting.params()

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /v1/images/generations and /v1/images/edits."""
 
+import asyncio
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image
+from starlette.datastructures import UploadFile
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 
@@ -30,7 +32,7 @@ router = APIRouter()
 
 MAX_INPUT_IMAGES = 16
 EDIT_FILES = ("image", "mask")
-EDIT_OBJECTS = ("lora", "extra_params")
+EDIT_OBJECTS = ("lora", "extra_params", "extra_args", "extra_body")
 OK: dict[str, Any] = {"model": ImageResponse, "content": {"text/event-stream": {}}}
 
 
@@ -45,6 +47,7 @@ async def create_images(body: ImageGenerationRequest, request: Request) -> Respo
     generation = generation_of(request)
     generation.check_makes("image")
     generation.served_name(body.model)
+    await asyncio.to_thread(generation.check_fields, body)
     request_id = request_id_of(request, "img")
     return await _answered(request, Painting(generation, body, {}, request_id, "image_generation"))
 
@@ -69,7 +72,9 @@ async def edit_images(request: Request) -> Response:
     ) as form:
         body = form.fields
         generation.served_name(body.model)
-        sources = [*form.files.get("image", ()), *body.url]
+        await asyncio.to_thread(generation.check_fields, body)
+        sources = [*(("image", file) for file in form.files.get("image", ()))]
+        sources += [("url", url) for url in body.url]
         reading = _media(generation, sources, form.files.get("mask", []))
         media = await while_connected(request, reading)
     painting = Painting(generation, body, media, request_id_of(request, "edit"), "image_edit")
@@ -77,7 +82,7 @@ async def edit_images(request: Request) -> Response:
 
 
 async def _media(
-    generation: Generation, sources: list[Any], masks: list[Any]
+    generation: Generation, sources: list[tuple[str, UploadFile | str]], masks: list[UploadFile]
 ) -> dict[str, list[Image.Image] | Image.Image]:
     if not sources:
         raise at_fault("image", "should be given: a file, or a URL in `url`")
@@ -86,7 +91,7 @@ async def _media(
     if len(masks) > 1:
         raise at_fault("mask", "at most one")
     read = generation.references
-    pictures = [await read.image(source, "image") for source in sources]
+    pictures = [await read.image(source, field) for field, source in sources]
     media: dict[str, list[Image.Image] | Image.Image] = {"image": pictures}
     if masks:
         media["mask_image"] = await read.mask(masks[0], pictures[0].size, "mask")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v1/videos: make videos in the background, follow, fetch and delete them; and in one go."""
 
+import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -160,6 +161,7 @@ async def _filming(request: Request) -> AsyncIterator[Filming]:
         max_field_bytes=request.app.state.args.max_body_bytes,
     ) as form:
         generation.served_name(form.fields.model)
+        await asyncio.to_thread(generation.check_fields, form.fields)
         unread = Filming(generation, form.fields, {}, request_id_of(request, "video"))
         unread.params()
         media = await while_connected(request, read_media(generation, form))

@@ -25,7 +25,15 @@ from vllm_omni.entrypoints.openai.videos.job import (
     is_job_id,
     new_job_id,
 )
-from vllm_omni.errors import OmniClientError, OmniConfigError, OmniGenerateError, OverloadedError
+from vllm_omni.errors import (
+    FULL,
+    OmniClientError,
+    OmniConfigError,
+    OmniError,
+    OmniGenerateError,
+    OverloadedError,
+    StorageFullError,
+)
 
 logger = init_logger(__name__)
 
@@ -139,7 +147,8 @@ class VideoStore:
 
         Raises:
             OverloadedError: There are too many that are not over.
-            OmniGenerateError: The folder takes no more.
+            StorageFullError: The disk is full.
+            OmniGenerateError: The folder takes no more, for another reason.
         """
         self.sweep()
         while len(self._jobs) >= self._limits.max_jobs:
@@ -219,7 +228,8 @@ class VideoStore:
 
         Raises:
             ContentTooLargeError: It does not fit, whatever would be removed for it.
-            OmniGenerateError: Its record cannot be written.
+            StorageFullError: The disk is full.
+            OmniGenerateError: Its record cannot be written, for another reason.
         """
         partial = self.partial_path(job_id)
         content_bytes = partial.stat().st_size
@@ -334,8 +344,10 @@ class VideoStore:
         return jobs
 
 
-def cannot_keep(error: OSError) -> OmniGenerateError:
+def cannot_keep(error: OSError) -> OmniError:
     """What a client is told of a folder that takes no more."""
+    if error.errno in FULL:
+        return StorageFullError("the video cannot be kept: the server's disk is full")
     return OmniGenerateError(f"the video cannot be kept: {error.strerror}")
 
 

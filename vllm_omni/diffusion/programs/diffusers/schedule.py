@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise schedule: its shift, and where one expert hands over to the other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+
+from vllm_omni.diffusion.programs.diffusers.kit import registered
+from vllm_omni.errors import OmniClientError
+from vllm_omni.generation import OmniDiffusionSamplingParams
+
+_SHIFTS = ("flow_shift", "shift")
+
+
+def why_unshiftable(scheduler: Any) -> str | None:
+    """Why a shift would change nothing, as the rest of a sentence; None if it would."""
+    name = type(scheduler).__name__
+    if not any(key in scheduler.config for key in _SHIFTS):
+        return f"{name} has no shift"
+    if scheduler.config.get("use_dynamic_shifting"):
+        return f"{name} shifts by the size of what is made (use_dynamic_shifting)"
+    return None
+
+
+def shifted(scheduler: Any, shift: float) -> Any:
+    """A scheduler with another shift; see `why_unshiftable`."""
+    key = next(key for key in _SHIFTS if key in scheduler.config)
+    return type(scheduler).from_config(scheduler.config, **{key: shift})
+
+
+def why_no_boundary(pipeline: DiffusionPipeline) -> str | None:
+    """Why a pipeline has no boundary between experts; None if it has."""
+    if "boundary_ratio" in pipeline.config and registered(pipeline).get("transformer_2"):
+        return None
+    return f"{type(pipeline).__name__} has one expert, hence no boundary"
+
+
+def set_schedule(
+    pipeline: DiffusionPipeline, parts: Mapping[str, Any], params: OmniDiffusionSamplingParams
+) -> None:
+    """Put a request's schedule over the deployment's.
+
+    Args:
+        pipeline: The request's own.
+        parts: The components by name, of which the pipeline has some.
+        params: What the request says.
+
+    Raises:
+        OmniClientError: It would change nothing; names the field.
+    """
+    own = vars(pipeline)
+    if params.flow_shift is not None:
+        schedulers = [n for n, p in parts.items() if n in own and isinstance(p, SchedulerMixin)]
+        reasons = [why_unshiftable(own[name]) for name in schedulers]
+        if reason := next((reason for reason in reasons if reason), None):
+            raise OmniClientError(f"`flow_shift`: {reason}", param="flow_shift")
+        for name in schedulers:
+            own[name] = shifted(own[name], params.flow_shift)
+    if params.boundary_ratio is not None:
+        if reason := why_no_boundary(pipeline):
+            raise OmniClientError(f"`boundary_ratio`: {reason}", param="boundary_ratio")
+        pipeline.register_to_config(boundary_ratio=params.boundary_ratio)
