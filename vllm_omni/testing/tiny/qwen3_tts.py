@@ -8,6 +8,7 @@ smaller size, whose code predictor is as wide as the talker.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -230,28 +231,46 @@ CODEC_PREPROCESSOR = {
 
 def write(out: Path, seed: int, variant: str) -> None:
     """Write the whole checkpoint into `out`; `variant` is base, custom_voice or voice_design."""
+    write_of_sizes(out, seed, lambda ids: config(variant, ids), codec_config(), STOP[variant])
+
+
+def write_of_sizes(
+    out: Path,
+    seed: int,
+    config_of: Callable[[dict[str, int]], dict[str, Any]],
+    codec_sizes: dict[str, Any],
+    stop: float,
+) -> None:
+    """Write a checkpoint of other sizes.
+
+    Args:
+        out: An empty folder.
+        seed: Of the weights.
+        config_of: Makes `config.json` out of the tokenizer's vocabulary.
+        codec_sizes: `speech_tokenizer/config.json`.
+        stop: Factor on the logit of the end of speech; 0 for speech that never ends greedily.
+    """
     tokenizer = make_tokenizer(SPECIAL_TOKENS, NAMED_TOKENS, CHAT_TEMPLATE)
-    whole = config(variant, tokenizer.get_vocab())
+    whole = config_of(tokenizer.get_vocab())
     generator = torch.Generator().manual_seed(BASE_SEED + seed)
     codec = out / "speech_tokenizer"
     codec.mkdir()
     _save_tokenizer(tokenizer, out)
     _write_json(out / "config.json", whole)
     _write_json(out / "generation_config.json", GENERATION_CONFIG)
-    _write_json(codec / "config.json", codec_config())
+    _write_json(codec / "config.json", codec_sizes)
     _write_json(codec / "preprocessor_config.json", CODEC_PREPROCESSOR)
-    _save(make_codec(generator), codec / "model.safetensors")
-    _save(make_model(Qwen3TTSConfig(**whole), generator), out / "model.safetensors")
+    sizes = Qwen3TTSCodecConfig(**codec_sizes)
+    _save(make_codec(sizes, generator), codec / "model.safetensors")
+    _save(make_model(Qwen3TTSConfig(**whole), generator, stop), out / "model.safetensors")
 
 
-def make_model(config: Qwen3TTSConfig, generator: torch.Generator) -> nn.Module:
+def make_model(config: Qwen3TTSConfig, generator: torch.Generator, stop: float) -> nn.Module:
     """The talker and, of a base model, the speaker encoder, with weights."""
     model = nn.Module()
     model.talker = Talker(config.talker_config)
     randomize(model, generator)
-    shape_logits(
-        model.talker.codec_head, spread=3.0, stop={END_OF_SPEECH: STOP[config.tts_model_type]}
-    )
+    shape_logits(model.talker.codec_head, spread=3.0, stop={END_OF_SPEECH: stop})
     for head in model.talker.code_predictor.lm_head:
         shape_logits(head, spread=4.0, stop={})
     if config.tts_model_type == "base":
@@ -322,9 +341,9 @@ def fill_speaker_encoder(encoder: SpeakerEncoder, generator: torch.Generator) ->
 
 
 @torch.no_grad()
-def make_codec(generator: torch.Generator) -> Codec:
+def make_codec(config: Qwen3TTSCodecConfig, generator: torch.Generator) -> Codec:
     """The codec with weights: codes depend on the sound, and the sound on the codes."""
-    codec = Codec(Qwen3TTSCodecConfig(**codec_config())).eval()
+    codec = Codec(config).eval()
     randomize(codec, generator)
     for module in codec.modules():
         if isinstance(module, Codebook):
