@@ -8,7 +8,11 @@ checkpoints are written by ours first:
         python -m vllm_omni.testing.tiny qwen3_tts_$kind TINY/qwen3_tts_$kind
     done
     python3.11 -m venv REF && REF/bin/pip install qwen-tts==0.1.1
+    REF/bin/pip install --no-deps -e .
     REF/bin/python tests/reference/record_qwen3_tts.py TINY
+
+(Where torchaudio's library does not load, as beside a torch without CUDA, delete its `lib` folder:
+only its Python part is used.)
 
 It writes `fixtures/qwen3_tts/`: `frames.json`, with a list of cases per kind, and `sounds.npz`,
 with the waveforms of a few of them as int16. A case's `margin` is the least distance of the best
