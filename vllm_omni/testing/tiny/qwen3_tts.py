@@ -352,7 +352,8 @@ def make_codec(config: Qwen3TTSCodecConfig, generator: torch.Generator) -> Codec
             module.cluster_usage.copy_(usage)
             module.embedding_sum.copy_(table * usage[:, None])
     fill_encoder(codec.encoder, generator)
-    codes = torch.randint(CODEBOOK, (1, CODE_GROUPS, 32), generator=generator)
+    groups = config.decoder_config.num_quantizers
+    codes = torch.randint(CODEBOOK, (1, groups, 32), generator=generator)
     set_level(codec.decoder.decoder[-1].conv, lambda: codec.decoder(codes), rms=0.15)
     return codec
 
