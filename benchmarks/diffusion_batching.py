@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stock diffusers pipelines, batched at every step: throughput and latency against diffusers.
 
-    python benchmarks/diffusion_batching.py [FAMILY ...]
+    python benchmarks/diffusion_batching.py [--size PIXELS] [FAMILY ...]
 
 For each family, in one process and one run:
 
@@ -13,6 +13,10 @@ For each family, in one process and one run:
 Throughput counts the denoising steps of all requests per second, encoding and decoding included.
 The last figure is the latency of a 4-step request that comes while fifteen of 50 steps run, as a
 multiple of its latency alone.
+
+A core of a CPU is full at few rows: from some size on not even a static batch is faster than single
+requests. So each family has a size at which (b) gains something over (a), and no smaller one than
+that takes, as what batching costs per step weighs more in small pictures. All of it is reported.
 """
 
 import argparse
@@ -34,8 +38,17 @@ from vllm_omni.diffusion.programs.diffusers.load import load
 from vllm_omni.diffusion.spec import LoadContext, Loaded
 from vllm_omni.generation import PARAMETERS
 from vllm_omni.testing import diffusers_tiny
+from vllm_omni.testing.diffusers_tiny.media import VideoExample
 
-FAMILIES = ("flux", "sd3", "qwen_image", "z_image", "sdxl")
+SIZES = {
+    "flux": 128,
+    "sd3": 96,
+    "qwen_image": 128,
+    "z_image": 112,
+    "sdxl": 96,
+    "wan21_t2v": 64,
+}
+"""Pixels of a side by family."""
 CONCURRENCY = 16
 SHORT, LONG = 4, 50
 REQUESTS = 48
@@ -73,6 +86,12 @@ class Family:
         self.pipeline = kit.base
         self.example = diffusers_tiny.recipe(name).examples[0]
         self.size = size
+        self.frames: dict[str, int] = {}
+        self.program = programs.image
+        if isinstance(self.example, VideoExample):
+            assert self.example.frames is not None
+            self.frames = {self.example.frames: self.example.default_frames}
+            self.program = programs.video
 
     def arguments(self, job: Job) -> dict[str, Any]:
         """Of `__call__`."""
@@ -81,6 +100,7 @@ class Family:
             "height": self.size,
             "width": self.size,
             "num_inference_steps": job.steps,
+            **self.frames,
         }
 
     def stock(self, batch: list[Job]) -> float:
@@ -109,7 +129,7 @@ class Family:
 
     def engine(self) -> Engine:
         """A new engine over the same weights."""
-        return Engine(programs.image, self.loaded)
+        return Engine(self.program, self.loaded)
 
 
 def closed_loop(family: Family, work: list[Job]) -> tuple[float, dict[int, int]]:
@@ -178,13 +198,13 @@ def measure(name: str, size: int, report: Report) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", default=FAMILIES)
-    parser.add_argument("--size", type=int, default=128, help="pixels of a side")
+    parser.add_argument("families", nargs="*", default=list(SIZES), metavar="FAMILY")
+    parser.add_argument("--size", type=int, help="pixels of a side; by default, the family's")
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("diffusion_batching")
     for name in args.families:
-        measure(name, args.size, report)
+        measure(name, args.size or SIZES[name], report)
     report.finish()
 
 
