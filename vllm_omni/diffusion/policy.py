@@ -8,24 +8,25 @@ from dataclasses import dataclass
 class Policy:
     """Shortest remaining work first, with ageing.
 
-        Lower priorities go first. Within a priority, requests are ordered by their remaining seconds
-        plus `ageing` times the second at which they came, so a request is only ever overtaken by those
-        that come within `remaining / ageing` seconds after it. A component that others keep waiting
-        gets turns of its own (text encoding and decoding between denoising steps), and so does whatever
-        has waited for too long, whatever its priority. Short requests need not wait for much longer ones,
-    nor share forwards with them where that makes them slow (see `express.py`).
+    Lower priorities go first. Within a priority, requests are ordered by their remaining seconds
+    plus `ageing` times the second at which they came, so a request is only ever overtaken by those
+    that come within `remaining / ageing` seconds after it. A component that others keep waiting
+    gets turns of its own (text encoding and decoding between denoising steps), and so does whatever
+    has waited for too long, whatever its priority. Short requests neither wait for much longer ones
+    nor share forwards with them where that makes them slow, as far as device time is lent for it
+    (see `express.py`).
 
-        Attributes:
-            ageing: Seconds of remaining work that a second of age makes up for.
-            turn: A component's turn comes when others have run for so many of its own forwards; of
-                more, if its next one would not fill the device.
-            patience_s: How long a call may wait before it gets a turn out of order.
-            overdue_every: One in so many forwards may be such a turn.
-            much: A job is much longer than another if it takes so many times as long, as a whole.
-            company: How many times as long a forward may get by calls of much longer jobs.
-            express_share: Device time lent to short requests, at the cost of longer ones, for each
-                second of other forwards.
-            express_burst_s: The most that is lent at once.
+    Attributes:
+        ageing: Seconds of remaining work that a second of age makes up for.
+        turn: A component's turn comes when others have run for so many of its own forwards; of
+            more, if its next one would not fill the device.
+        patience_s: How long a call may wait before it gets a turn out of order.
+        overdue_every: One in so many forwards may be such a turn.
+        much: A job is much longer than another if it takes so many times as long, as a whole.
+        company: How many times as long a forward may get by calls of much longer jobs.
+        express_share: Device time lent to short requests, at the cost of longer ones, for each
+            second of other forwards.
+        express_burst_s: The most that is lent at once.
     """
 
     ageing: float = 0.2
