@@ -46,7 +46,7 @@ SIZES = {
     "sd3": 80,
     "qwen_image": 128,
     "z_image": 96,
-    "sdxl": 96,
+    "sdxl": 80,
     "wan21_t2v": 96,
 }
 """Pixels of a side by family."""
