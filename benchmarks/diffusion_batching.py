@@ -44,7 +44,7 @@ from vllm_omni.testing.diffusers_tiny.media import VideoExample
 SIZES = {
     "flux": 128,
     "sd3": 80,
-    "qwen_image": 128,
+    "qwen_image": 96,
     "z_image": 96,
     "sdxl": 80,
     "wan21_t2v": 96,
