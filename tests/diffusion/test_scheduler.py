@@ -227,7 +227,9 @@ def test_shortest_remaining_work_first() -> None:
 def test_age_makes_up_for_work() -> None:
     """A request is not overtaken by those that come later than its remaining work / ageing."""
     clock = Clock()
-    scheduler = CallScheduler(1, Policy(ageing=0.5, patience_s=math.inf), clock=clock)
+    scheduler = CallScheduler(
+        1, Policy(ageing=0.5, patience_s=math.inf, express_burst_s=0.0), clock=clock
+    )
     for _ in range(2):
         scheduler.add(make_call(Job()))
         scheduler.ran(Batch.of(scheduler.select()), 1.0)

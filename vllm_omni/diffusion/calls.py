@@ -34,6 +34,8 @@ class Call:
         parked_s: When the call was parked, by the scheduler's clock.
         calls_left: Calls of the same method that its job will make, this one included.
         rest_s: Seconds that all else in its job will take.
+        remaining_s: Seconds that its job will take from here on; 0 if that is not known.
+        whole_s: Seconds that its job takes from its start to its end; 0 if that is not known.
         urgency: Its place among calls that it can run with; lower goes first.
     """
 
@@ -53,6 +55,8 @@ class Call:
     parked_s: float = field(default=0.0, init=False)
     calls_left: float = field(default=1.0, init=False)
     rest_s: float = field(default=0.0, init=False)
+    remaining_s: float = field(default=0.0, init=False)
+    whole_s: float = field(default=0.0, init=False)
     urgency: tuple[int, float] = field(default=(0, 0.0), init=False)
     _group: "GroupKey | None" = field(default=None, init=False)
 

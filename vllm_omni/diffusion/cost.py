@@ -17,7 +17,7 @@ from vllm_omni.diffusion.calls import Batch, Call, GroupKey
 if TYPE_CHECKING:
     from vllm_omni.diffusion.collate import Collator
 
-SATURATED = 0.9
+SATURATED = 0.95
 """A batch whose speed is this share of the best one's is big enough."""
 SHORT_S = 0.05
 WEIGHT = 0.25

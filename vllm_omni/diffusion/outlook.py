@@ -41,6 +41,14 @@ class Outlook:
             if collator is not call.collator
         )
 
+    def made_s(self, call: Call) -> float:
+        """What the job's calls so far took, at their shares of forwards."""
+        return sum(
+            calls * self._cost.call_s(collator)
+            for collator, calls in call.job.made.items()
+            if collator is not call.collator
+        )
+
     def _calls_left(self, job: Job, collator: "Collator") -> float:
         calls: float | None = job.expected.get(collator)
         if calls is None:

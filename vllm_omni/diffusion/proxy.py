@@ -7,7 +7,9 @@ component itself, and a method that the component inherits or defines and that c
 sampling loop, for example) runs in the program and parks at each of those calls.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from torch import nn
@@ -23,7 +25,8 @@ def make_proxy(
 ) -> ModuleT:
     """A view of `component` whose `methods` go through `park` (`forward` is a plain call).
 
-    The component is not changed, and later changes of it are seen by the proxy.
+    The component is not changed, and later changes of it are seen by the proxy; but its `dtype`,
+    which diffusers searches all modules for, is asked for once.
 
     Args:
         inline: Methods that run on the component itself, and so without parking inside.
@@ -37,6 +40,8 @@ def make_proxy(
             members["__call__"] = members[method]
     for method in inline:
         members[method] = _on(component, method)
+    if isinstance(inspect.getattr_static(cls, "dtype", None), property):
+        members["dtype"] = _asked_once(component, "dtype")
     view = object.__new__(disguised(cls, members))
     view.__dict__ = component.__dict__
     return view
@@ -54,6 +59,14 @@ def _on(component: nn.Module, method: str) -> Callable[..., Any]:
 
     call.__name__ = method
     return call
+
+
+def _asked_once(component: nn.Module, name: str) -> property:
+    @cache
+    def value() -> Any:
+        return getattr(component, name)
+
+    return property(lambda self: value())
 
 
 def _parked(method: str, park: Park) -> Callable[..., Any]:

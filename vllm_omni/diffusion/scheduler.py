@@ -2,13 +2,14 @@
 """Which parked calls run next, and how many of them together."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import count
 from typing import TYPE_CHECKING
 
 from vllm_omni.diffusion.calls import Batch, Call
 from vllm_omni.diffusion.cost import CostModel
+from vllm_omni.diffusion.express import Express
 from vllm_omni.diffusion.jobs import Job
 from vllm_omni.diffusion.lanes import Group, Lane
 from vllm_omni.diffusion.outlook import Outlook
@@ -22,7 +23,8 @@ class CallScheduler:
     """Holds the parked calls, and picks what runs next.
 
     The policy says which group of calls is next; its most urgent ones run, up to the size at which
-    the cost model says that the device is full.
+    the cost model says that the device is full, and with a short request's call no more than leave
+    it short.
 
     Args:
         max_batch: Most calls per forward.
@@ -49,6 +51,7 @@ class CallScheduler:
         self._clock = clock
         self._cost = cost or CostModel()
         self._outlook = Outlook(self._cost)
+        self._express = Express(self._policy)
         self._serials = count()
         self._overdue_in = 0
         self._room = 0.0
@@ -71,10 +74,14 @@ class CallScheduler:
         """Take a call that has just been parked."""
         call.calls_left = self._outlook.calls_left(call)
         call.rest_s = self._outlook.rest_s(call)
+        share_s = self._cost.share_s(call)
+        call.remaining_s = call.calls_left * share_s + call.rest_s
+        made_s = call.job.made.get(call.collator, 0) * share_s + self._outlook.made_s(call)
+        call.whole_s = made_s + call.remaining_s
         call.job.count(call.collator)
         call.serial = next(self._serials)
         call.parked_s = self._clock()
-        call.urgency = self._urgency(call, self._cost.share_s(call))
+        call.urgency = self._urgency(call, share_s)
         self._calls[call] = None
         lane = self._lanes.get(call.collator)
         if lane is None:
@@ -95,7 +102,15 @@ class CallScheduler:
         """Take out the calls of the next forward; empty if none is parked."""
         if not self._calls:
             return []
-        chosen = self._fill(self._overdue() or self._next())
+        if (anchor := self._overdue()) is not None:
+            chosen, early = self._fill(anchor)
+        else:
+            usual = self._next()
+            shorter = self._express.shorter(self._calls, usual)
+            anchor = min(shorter, key=_urgency, default=usual)
+            chosen, early = self._fill(anchor)
+            early = early or anchor is not usual
+        self._express.ran(self._cost.forecast(anchor, len(chosen)).seconds, early)
         self._pass_over(chosen)
         return chosen
 
@@ -189,31 +204,61 @@ class CallScheduler:
     def _limit(self, call: Call) -> int:
         return min(self._max_batch, call.collator.max_batch or self._max_batch)
 
-    def _fill(self, anchor: Call) -> list[Call]:
-        """Take out a call and those that run with it."""
+    def _fill(self, anchor: Call) -> tuple[list[Call], bool]:
+        """Take out a call and those that run with it; and whether longer ones stay for its sake."""
         group, limit = self._lanes[anchor.collator].group(anchor), self._limit(anchor)
-        self._room = self._cost.room(anchor)
-        room = self._room - anchor.work
+        self._room = room = self._cost.room(anchor)
         chosen = [anchor]
         self.discard(anchor)
-        for call in self._nearest(anchor, group, limit) if anchor.length else _in_order(group):
+        longer = self._express.longer(group, anchor)
+        if not longer:
+            self._join(chosen, group, limit, room)
+            return chosen, False
+        priority, apart = anchor.job.priority, set(longer)
+        peers = [c for c in group if c not in apart and c.job.priority <= priority]
+        self._join(chosen, peers, limit, room)
+        bearable = self._bearable(anchor, len(chosen), limit)
+        self._join(chosen, longer, bearable, room)
+        left = not apart <= set(chosen)
+        return chosen, left and len(chosen) == bearable < limit
+
+    def _bearable(self, anchor: Call, calls: int, limit: int) -> int:
+        """Up to how many calls a forward of so many may grow without getting much longer."""
+        bearable_s = self._policy.company * self._cost.forecast(anchor, calls).seconds
+        sizes = range(limit, calls, -1)
+        fitting = (n for n in sizes if self._cost.forecast(anchor, n).seconds <= bearable_s)
+        return next(fitting, calls)
+
+    def _join(self, chosen: list[Call], calls: Iterable[Call], limit: int, room: float) -> None:
+        """Take out calls that run with those chosen, as long as there is room for the next."""
+        room -= sum(call.work for call in chosen)
+        for call in self._in_order(chosen, calls, limit - len(chosen)):
             room -= call.work
-            if room < 0 or len(chosen) == limit:
-                break
+            if room < 0:
+                return
             chosen.append(call)
             self.discard(call)
-        return chosen
 
-    def _nearest(self, anchor: Call, group: Group, limit: int) -> Iterator[Call]:
-        """Calls of lengths near the anchor's, as long as not too much of the batch is padding."""
+    def _in_order(
+        self, chosen: Sequence[Call], calls: Iterable[Call], count: int
+    ) -> Iterable[Call]:
+        """The first of some calls that may run with those chosen."""
+        if chosen[0].length:
+            return self._nearest(chosen, calls, count)
+        return nsmallest(count, calls, key=_urgency)
+
+    def _nearest(self, chosen: Sequence[Call], calls: Iterable[Call], count: int) -> Iterator[Call]:
+        """Calls of lengths near the first's, as long as not too much of the batch is padding."""
+        anchor = chosen[0]
 
         def nearness(call: Call) -> tuple[int, int, float]:
             priority, urgency = call.urgency
             return priority, abs(call.length - anchor.length), urgency
 
-        longest, rows = anchor.length + anchor.beside, anchor.rows
-        used = longest * rows
-        for call in nsmallest(limit - 1, group, nearness):
+        longest = max(call.length + call.beside for call in chosen)
+        rows = sum(call.rows for call in chosen)
+        used = sum((call.length + call.beside) * call.rows for call in chosen)
+        for call in nsmallest(count, calls, nearness):
             length = call.length + call.beside
             longest = max(longest, length)
             used += length * call.rows
@@ -223,7 +268,5 @@ class CallScheduler:
             yield call
 
 
-def _in_order(group: Group) -> Iterator[Call]:
-    """The most urgent call, again and again: each has to be taken out before the next."""
-    while group:
-        yield group.first()
+def _urgency(call: Call) -> tuple[tuple[int, float], int]:
+    return call.urgency, call.serial
