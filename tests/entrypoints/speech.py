@@ -194,9 +194,7 @@ class SpeechServer:
 
 
 @contextmanager
-def speech_server(
-    voices: Path, *flags: str, offer: SpeechOffer = OFFER
-) -> Iterator[SpeechServer]:
+def speech_server(voices: Path, *flags: str, offer: SpeechOffer = OFFER) -> Iterator[SpeechServer]:
     """A server, stopped afterwards."""
     parser = OmniArgumentParser()
     OmniServeSubcommand().subparser_init(parser.add_subparsers())

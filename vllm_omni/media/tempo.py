@@ -8,6 +8,8 @@ import numpy as np
 from av.filter import Graph
 
 MIN_TEMPO, MAX_TEMPO = 0.25, 4.0
+BLOCK = 1024
+"""Samples that go into the filters at once: what they make depends a little on that."""
 _LEAST_PER_FILTER = 0.5  # FFmpeg's own limit
 
 
@@ -50,6 +52,7 @@ class TempoStream:
         self._channels = channels
         self._layout = "mono" if channels == 1 else "stereo"
         self._position = 0
+        self._waiting = np.zeros((0, channels), np.float32)
         self._graph = Graph()
         chain = [
             self._graph.add_abuffer(
@@ -68,8 +71,21 @@ class TempoStream:
 
     def feed(self, samples: np.ndarray) -> np.ndarray:
         """Add float32 ``[n, channels]``; what is ready by now, perhaps nothing."""
-        if not len(samples):
-            return self._ready()
+        waiting = np.concatenate([self._waiting, samples])
+        whole = len(waiting) - len(waiting) % BLOCK
+        for start in range(0, whole, BLOCK):
+            self._push(waiting[start : start + BLOCK])
+        self._waiting = waiting[whole:]
+        return self._ready()
+
+    def finish(self) -> np.ndarray:
+        """The rest."""
+        if len(self._waiting):
+            self._push(self._waiting)
+        self._graph.push(None)
+        return self._ready()
+
+    def _push(self, samples: np.ndarray) -> None:
         row = np.ascontiguousarray(samples, np.float32).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(row, format="flt", layout=self._layout)
         frame.sample_rate = self._rate
@@ -77,12 +93,6 @@ class TempoStream:
         frame.time_base = Fraction(1, self._rate)
         self._position += len(samples)
         self._graph.push(frame)
-        return self._ready()
-
-    def finish(self) -> np.ndarray:
-        """The rest."""
-        self._graph.push(None)
-        return self._ready()
 
     def _ready(self) -> np.ndarray:
         pieces = [np.zeros((0, self._channels), np.float32)]

@@ -4,7 +4,6 @@
 What depends on the checkpoint (its voices, languages, tasks) is checked in `speech/asking.py`.
 """
 
-import math
 import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +14,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -78,19 +80,36 @@ def _speakable(text: str) -> str:
     return text
 
 
-def finite(values: list[float]) -> list[float]:
-    """For validators: numbers as they are, if they are finite."""
-    if not all(map(math.isfinite, values)):
-        raise PydanticCustomError("finite", "should be finite numbers")
-    return values
-
-
 Text = Annotated[str, StringConstraints(max_length=MAX_ANY_TEXT), AfterValidator(without_controls)]
 Spoken = Annotated[Text, AfterValidator(_speakable)]
 ReferenceText = Annotated[
     str, StringConstraints(max_length=MAX_REFERENCE_TEXT), AfterValidator(without_controls)
 ]
 Source = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _one_or_many(each: Any) -> PlainValidator:
+    """A value of that type, or a list of some; a union would not say what is wrong with either."""
+    one: TypeAdapter[str] = TypeAdapter(each)
+
+    def validated(value: Any) -> str | list[str]:
+        values = value if isinstance(value, list) else [value]
+        if len(values) > MAX_REFERENCES:
+            raise PydanticCustomError(
+                "too_long", "should be {most} at most", {"most": MAX_REFERENCES}
+            )
+        try:
+            made = [one.validate_python(value) for value in values]
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise PydanticCustomError("one_or_many", "{reason}", {"reason": reason}) from None
+        return made if isinstance(value, list) else made[0]
+
+    return PlainValidator(validated, json_schema_input_type=str | list[str])
+
+
+Sources = Annotated[str | list[str], _one_or_many(Source)]
+ReferenceTexts = Annotated[str | list[str], _one_or_many(ReferenceText)]
 
 
 class SpeechOptions(BaseModel):
@@ -114,24 +133,19 @@ class SpeechOptions(BaseModel):
     )
     task_type: Name | None = Field(default=None, description="Base, CustomVoice or VoiceDesign.")
     language: Name | None = Field(default=None, description="Of the text; Auto to find out.")
-    ref_audio: Source | Annotated[list[Source], Field(max_length=MAX_REFERENCES)] | None = Field(
+    ref_audio: Sources | None = Field(
         default=None,
         description="Recordings of the voice: http(s) or data URL, base64, or an uploaded voice.",
     )
     ref_audio_2: Source | None = Field(default=None, description="The second speaker's.")
-    ref_text: (
-        ReferenceText | Annotated[list[ReferenceText], Field(max_length=MAX_REFERENCES)] | None
-    ) = Field(default=None, description="What is said in the recordings.")
+    ref_text: ReferenceTexts | None = Field(
+        default=None, description="What is said in the recordings."
+    )
     x_vector_only_mode: bool | None = Field(
         default=None, description="Take the speaker alone from a recording, not what is said."
     )
     speaker_embedding: (
-        Annotated[
-            list[float],
-            Field(min_length=1, max_length=MAX_EMBEDDING),
-            AfterValidator(finite),
-        ]
-        | None
+        Annotated[list[float], Field(min_length=1, max_length=MAX_EMBEDDING)] | None
     ) = Field(default=None, description="In place of a recording.")
     ref_audio_codes: list[Any] | None = Field(
         default=None,

@@ -16,7 +16,6 @@ from vllm_omni.entrypoints.openai.protocol.content import check_text
 from vllm_omni.entrypoints.openai.protocol.speech import (
     MAX_EMBEDDING,
     ReferenceText,
-    finite,
     without_controls,
 )
 
@@ -45,12 +44,7 @@ class VoiceUpload(BaseModel):
         | None
     ) = Field(default=None, description="The speaker, in words.")
     speaker_embedding: (
-        Annotated[
-            list[float],
-            Field(min_length=1, max_length=MAX_EMBEDDING),
-            AfterValidator(finite),
-        ]
-        | None
+        Annotated[list[float], Field(min_length=1, max_length=MAX_EMBEDDING)] | None
     ) = Field(default=None, description="In place of a recording.")
 
     @model_validator(mode="before")
