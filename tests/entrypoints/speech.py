@@ -108,7 +108,9 @@ class ToneEngine:
     def _output(
         self, request_id: str, samples: np.ndarray | None, tokens: int, finished: bool = False
     ) -> OmniRequestOutput:
-        metrics = (StageMetrics("talker", 0, 0.0, tokens=tokens),) if finished else ()
+        metrics = (
+            (StageMetrics("talker", 0, 0.0, tokens=tokens, prompt_tokens=5),) if finished else ()
+        )
         return OmniRequestOutput(
             request_id,
             final_output_type="audio",

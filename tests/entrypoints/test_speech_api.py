@@ -123,7 +123,7 @@ def test_events_of_openais_shape(server: SpeechServer) -> None:
     heard = b"".join(base64.b64decode(event["audio"]) for event in deltas)
     assert heard == to_int16(spoken(TEXT)).tobytes()
     count = len(TEXT)
-    usage = {"input_tokens": 0, "output_tokens": count, "total_tokens": count}
+    usage = {"input_tokens": 5, "output_tokens": count, "total_tokens": count + 5}
     assert done == {"type": "speech.audio.done", "usage": usage}
 
 

@@ -33,8 +33,6 @@ _PLACE = "recording"
 """What a recording is called until it is known who asks for it."""
 _SILENT = 1e-4
 _URL_SCHEMES = ("data", "http", "https")
-_SLACK_S = 0.05
-"""By how much a recording may miss its bounds: codecs pad."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +130,7 @@ class Recordings:
     def _check(self, samples: np.ndarray, rate: int) -> None:
         shortest, longest = self._seconds
         seconds = len(samples) / rate
-        if not shortest - _SLACK_S <= seconds <= longest + _SLACK_S:
+        if not shortest <= seconds <= longest:
             raise at_fault(
                 _PLACE, f"should last {shortest:g} to {longest:g} s, not {seconds:.2f} s"
             )
@@ -141,7 +139,7 @@ class Recordings:
 
     def _limits(self) -> MediaLimits:
         limits = media_limits()
-        longest = min(limits.max_audio_seconds, self._seconds[1] + _SLACK_S)
+        longest = min(limits.max_audio_seconds, self._seconds[1])
         return replace(
             limits,
             max_bytes=min(limits.max_bytes, MAX_FILE_BYTES),

@@ -71,11 +71,10 @@ class Utterance:
                     yield output.audio.samples.reshape(-1), output.audio.sample_rate
 
     def _count(self, output: OmniRequestOutput) -> None:
-        if output.prompt_token_ids is not None:
-            self.usage.input_tokens = len(output.prompt_token_ids)
         entry = self.speech.engine.pipeline.entry.name
         for stage in output.stage_metrics:
             if stage.stage == entry:
+                self.usage.input_tokens = stage.prompt_tokens
                 self.usage.output_tokens = stage.tokens
         self.usage.total_tokens = self.usage.input_tokens + self.usage.output_tokens
 
