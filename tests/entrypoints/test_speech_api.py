@@ -240,6 +240,10 @@ def test_another_model(server: SpeechServer) -> None:
     server.assert_blames(server.speak(TEXT, model="gpt"), "model", 404)
     assert server.request("GET", "/v1/models").json()["data"][0]["id"] == MODEL
     assert server.request("POST", "/v1/chat/completions", json={}).status_code == 404
+    document = server.request("GET", "/openapi.json").json()
+    assert {"/v1/audio/speech", "/v1/audio/speech/batch", "/v1/audio/voices"} <= set(
+        document["paths"]
+    )
 
 
 # What the engine is asked.

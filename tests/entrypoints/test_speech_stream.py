@@ -165,6 +165,18 @@ def test_errors_are_events_with_codes_and_the_session_goes_on(server: SpeechServ
         assert ends == [True, True, False] and len(sound(received)) > 44
 
 
+def test_what_waits_is_bounded(server: SpeechServer) -> None:
+    with session(server, PCM, text(f"{NEVER_ENDS} ends."), DONE) as socket:
+        until(socket, "audio.start")
+        for _ in range(9):
+            send(socket, PCM)
+        assert until(socket, "error")[-1]["error"]["code"] == "session_full"
+        for _ in range(17):
+            send(socket, text("a. " * 1333))
+        assert until(socket, "error")[-1]["error"]["code"] == "session_full"
+    server.wait_idle()
+
+
 def test_long_text_without_a_mark_is_cut(server: SpeechServer) -> None:
     with session(server, PCM, text("word " * 100), DONE) as socket:
         received = until(socket, "session.done")

@@ -80,6 +80,9 @@ def test_from_upload_to_deletion(server: SpeechServer, folder: Path) -> None:
     assert server.speak(voice="josé 2", ref_text="Else.").status_code == 200
     assert server.engine.asked[-1][0].references[0].text == "Else."
 
+    both = {"voice": "josé 2", "speaker_embedding": [1.0]}
+    server.assert_blames(server.speak(**both), "voice")
+
     assert server.request("DELETE", f"{VOICES}/josé 2").json()["deleted"]
     for method in ("GET", "DELETE"):
         server.assert_blames(server.request(method, f"{VOICES}/josé 2"), "name", 404)

@@ -27,6 +27,8 @@ DEFAULT_VOICES = ("", "default")
 """What clients that have to name a voice say to leave it to the checkpoint."""
 ANY_LANGUAGE = ("", "auto")
 MAX_SHOWN = 40
+MAX_FETCHED, MAX_FETCHED_BYTES = 16, 32 << 20
+"""Files that a request or session refers to and that are kept while it lasts."""
 
 _EXTRA_FIELDS = (
     *("initial_codec_chunk_frames", "ref_audio_codes", "ambient_sound", "duration_seconds"),
@@ -88,7 +90,9 @@ class Asking:
         self._limits = limits
         self._recordings = recordings
         self._voices = voices
-        self._fetched: SingleFlightCache[bytes] = SingleFlightCache(256, 128 << 20, len)
+        self._fetched: SingleFlightCache[bytes] = SingleFlightCache(
+            MAX_FETCHED, MAX_FETCHED_BYTES, len
+        )
 
     async def asked(self, text: str, body: SpeechOptions) -> Asked:
         """What the engine is asked.
@@ -110,7 +114,9 @@ class Asking:
         voice, uploaded = await self._voice(body)
         references = await self._references(body)
         embedding = body.speaker_embedding and np.array(body.speaker_embedding, np.float32)
-        if uploaded is not None and not references and embedding is None:
+        if uploaded is not None:
+            if references or embedding is not None:
+                raise at_fault("voice", "a voice and a recording were given; choose one")
             references = _references_of(uploaded, body.ref_text)
             embedding = uploaded.embedding
         has_voice = bool(references) or embedding is not None

@@ -36,6 +36,8 @@ logger = init_logger(__name__)
 
 MAX_WAITING = 64 * 1024
 """Characters that may wait to be spoken."""
+MAX_CONFIGS = 8
+"""Configs that may wait for their text to be spoken: each may hold a recording."""
 
 
 class _Mark(Enum):
@@ -73,6 +75,7 @@ class SpeechSession:
         self._queue: asyncio.Queue[_Piece | _Mark] = asyncio.Queue()
         self._waiting = 0
         self._spoken = 0
+        self._configs = 0
         self._closing = False
 
     async def run(self, model: str | None) -> None:
@@ -152,9 +155,18 @@ class SpeechSession:
             raise EventError(
                 Code.INVALID_EVENT, "Text is waiting: send input.done first", "session.config"
             )
+        if not self._waiting:
+            self._configs = 0
+        if self._configs >= MAX_CONFIGS:
+            raise EventError(
+                Code.SESSION_FULL,
+                f"{MAX_CONFIGS} settings wait for their text to be spoken; wait for session.done",
+                "session.config",
+            )
         self._speech.served_name(config.model)
         await self._asking.asked("a", config)  # all that can be wrong with it
         self._config = config
+        self._configs += 1
         self._splitter = self._new_splitter()
 
     def _new_splitter(self) -> TextSplitter:
@@ -163,21 +175,26 @@ class SpeechSession:
         return TextSplitter(granularity, self._speech.limits.max_input)
 
     def _add(self, text: str) -> None:
-        waiting = self._waiting + len(self._splitter)
-        if waiting + len(text) > MAX_WAITING:
-            raise EventError(
-                Code.SESSION_FULL,
-                f"{waiting} characters wait to be spoken; at most {MAX_WAITING} may",
-                "text",
-            )
+        self._check_room(len(text))
         pieces = self._splitter.feed(text)
         if self._config.text_input_mode == "commitment":
             pieces += self._splitter.flush()
         self._put(pieces)
 
     def _end_text(self) -> None:
+        self._check_room(1)
         self._put(self._splitter.flush())
+        self._waiting += 1
         self._queue.put_nowait(_Mark.DONE)
+
+    def _check_room(self, characters: int) -> None:
+        waiting = self._waiting + len(self._splitter)
+        if waiting + characters > MAX_WAITING:
+            raise EventError(
+                Code.SESSION_FULL,
+                f"{waiting} characters wait to be spoken; at most {MAX_WAITING} may",
+                "text",
+            )
 
     def _put(self, pieces: list[str]) -> None:
         for text in pieces:
@@ -197,6 +214,7 @@ class SpeechSession:
                     index += 1
                     self._waiting -= len(piece.text)
                 case _Mark.DONE:
+                    self._waiting -= 1
                     await self._send("session.done", total_sentences=index)
                     index = 0
                 case _Mark.CLOSE:
