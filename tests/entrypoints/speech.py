@@ -166,6 +166,11 @@ class SpeechServer:
         host, port = self._server.servers[0].sockets[0].getsockname()[:2]
         return f"{host}:{port}"
 
+    @property
+    def url(self) -> str:
+        """Base URL, without `/v1`."""
+        return f"http://{self.address}"
+
     def openai(self) -> openai.OpenAI:
         """OpenAI's own client."""
         return openai.OpenAI(

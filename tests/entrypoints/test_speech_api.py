@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.entrypoints.generation_fuzz import fuzz
 from tests.entrypoints.speech import (
     CHARACTER_S,
     FAILS_EARLY,
@@ -244,6 +245,10 @@ def test_another_model(server: SpeechServer) -> None:
     assert {"/v1/audio/speech", "/v1/audio/speech/batch", "/v1/audio/voices"} <= set(
         document["paths"]
     )
+
+
+def test_whatever_the_document_allows_is_answered(server: SpeechServer) -> None:
+    assert fuzz(server, ("/v1/audio",)) == []
 
 
 # What the engine is asked.
