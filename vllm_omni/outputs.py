@@ -104,6 +104,7 @@ class StageMetrics:
     finished_s: float | None = None
     outputs: int = 0
     tokens: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -3,11 +3,13 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from vllm_omni.config.flag_types import count, positive_int, positive_number, positive_seconds
 from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits, add_realtime_args
+from vllm_omni.entrypoints.openai.speech.limits import SpeechLimits, add_speech_args, voice_folder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -38,3 +40,14 @@ def test_realtime_limits_are_positive(flag: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         parser.parse_args([f"--realtime-{flag}=0"])
     assert f"--realtime-{flag}" in capsys.readouterr().err
+
+
+def test_speech_limits_and_where_voices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    add_speech_args(parser.add_argument_group("speech"))
+    assert SpeechLimits.of(parser.parse_args([])) == SpeechLimits(4096, 500)  # row I-16
+    given = parser.parse_args(["--tts-max-instructions-length=9", "--custom-voice-dir=/v"])
+    assert SpeechLimits.of(given).max_instructions == 9
+    assert voice_folder(given) == Path("/v")
+    monkeypatch.setenv("VLLM_OMNI_STORAGE_PATH", "/storage")
+    assert voice_folder(parser.parse_args([])) == Path("/storage/voices")

@@ -88,6 +88,11 @@ def test_checkpoint_dtype_of_a_stage(plan: Planner, tmp_path: Path) -> None:
     assert "dtype" not in plan(host=GPUS, deploy_config=shares(0.5, 0.5)).stages[0].engine_args
 
 
+def test_the_deploy_file_names_the_folder_of_voices(plan: Planner) -> None:
+    assert plan().custom_voice_dir is None
+    assert plan(deploy_config={"custom_voice_dir": "/voices"}).custom_voice_dir == "/voices"
+
+
 # Flags
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests made from a generation server's OpenAPI document."""
+"""Requests made from the OpenAPI document of a server that generates or speaks."""
 
 import os
-from typing import Any
+from typing import Any, Protocol
 
 import hypothesis
 import schemathesis
 from requests.exceptions import InvalidHeader, InvalidURL
 from schemathesis.generation import GenerationMode
 
-from tests.entrypoints.generation import KEY, MODEL, SIZE, GenerationServer
+from tests.entrypoints.generation import KEY, MODEL, SIZE
 
 CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "60"))
 """Of all routes of one server together; CI has few."""
@@ -18,7 +18,16 @@ _UNBOUNDED = ("width", "height", "seconds", "aspect_ratio", "short_edge")
 _HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
-def fuzz(server: GenerationServer, prefixes: tuple[str, ...]) -> list[str]:
+class Server(Protocol):
+    """A running server."""
+
+    @property
+    def url(self) -> str:
+        """Base URL, without `/v1`."""
+        ...
+
+
+def fuzz(server: Server, prefixes: tuple[str, ...]) -> list[str]:
     """Call every operation below these paths; what must not be answered, and what never was."""
     url = f"{server.url}/openapi.json"
     schema = schemathesis.openapi.from_url(url, headers=_HEADERS)

@@ -98,6 +98,14 @@ def test_a_broken_body_is_left_to_the_parser(end: bytes) -> None:
         json.loads(rest[:-1])
 
 
+def test_a_recording_of_a_speech_request_is_cut_out() -> None:
+    url = f"data:audio/wav;base64,{LARGE}"
+    for value in (url, [url]):
+        rest, payloads = cut_out(bytearray(json.dumps({"input": "a", "ref_audio": value}).encode()))
+        assert [bytes(each).decode() for each in payloads.values()] == [LARGE]
+        assert LARGE not in rest.decode()
+
+
 def test_a_large_picture_is_seen_as_it_is(server: LiveServer) -> None:
     """Two pictures of noise, each in a body that is cut and in one with an escape, which is not."""
 

@@ -113,6 +113,7 @@ def build_plan(
         hf_config=hf_config,
         platform=host.platform,
         async_chunk=_resolve_async_chunk(pipeline, loaded, async_chunk),
+        custom_voice_dir=loaded.config.custom_voice_dir,
         stages=stages,
         stage_init_timeout=stage_init_timeout,
         init_timeout=init_timeout,

@@ -31,6 +31,7 @@ _NOT_STAGE_KEYS = frozenset(
         "max_num_queued_reqs",
         "model",
         "served_model_name",
+        "tts_max_instructions_length",
     }
 )
 """Flags that are about the whole deployment although a stage has a key of the same name."""

@@ -50,7 +50,6 @@ DEPLOY_IDLE: Mapping[str, IdleKey] = {
     "speech_cache": _planned("json", "Limits of the caches of resolved speech references."),
     "edges": IdleKey("Edges are part of the pipeline.", "json", dead=True),
     "forced_aligner": _planned("json", "Model that aligns words with sound."),
-    "custom_voice_dir": _planned("str", "Folder of uploaded voices."),
 }
 """At the top level of a deploy file."""
 
@@ -61,7 +60,7 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "default_pooling_params": _planned("json", "Defaults for pooling requests."),
     "silence_ban_frames": _planned("int", "First frames in which a talker may not be silent."),
     "task_type": _flag("str", "Task of a speech model (CustomVoice, VoiceDesign, Base)."),
-    "tts_max_instructions_length": _flag("int", "Longest `instructions` of a speech request."),
+    "tts_max_instructions_length": _planned("int", "For one stage; the flag of this name works."),
     # loading
     "num_gpus": _flag("int", "Devices of a diffusion stage; `devices` says it."),
     "diffusion_load_format": _flag("str", "How diffusion weights are loaded."),

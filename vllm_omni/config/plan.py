@@ -179,6 +179,7 @@ class DeploymentPlan:
         reliability: What is done about replicas that die.
         limits: Bounds of the front door.
         deploy_source: The deploy file in use, for logs.
+        custom_voice_dir: Folder of uploaded voices, if the deploy file names one.
     """
 
     model: str
@@ -194,6 +195,7 @@ class DeploymentPlan:
     reliability: Reliability = Reliability()
     limits: ServingLimits = field(default_factory=ServingLimits)
     deploy_source: str = "deploy config"
+    custom_voice_dir: str | None = None
 
     @property
     def traces_endpoint(self) -> str | None:

@@ -411,6 +411,9 @@ class DeployConfig(PipelineWide):
     async_chunk: bool | None = key(
         "Stages start before the one above has ended. Default: the pipeline's."
     )
+    custom_voice_dir: str | None = key(
+        "Folder of the voices of `/v1/audio/voices`; the flag `--custom-voice-dir` wins."
+    )
     connectors: dict[str, ConnectorConfig] | None = key("Connectors by a name of your choice.")
     stages: tuple[StageDeployConfig, ...] = Field(
         default=(), description="One entry for each stage that differs from the defaults."

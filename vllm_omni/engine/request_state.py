@@ -23,6 +23,7 @@ class _StageTimes:
     finished: float | None = None
     outputs: int = 0
     tokens: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +75,8 @@ class RequestState:
         times.outputs += 1
         if isinstance(output, TokenOutput):
             times.tokens += len(output.new_token_ids)
+            if output.prompt_token_ids is not None:
+                times.prompt_tokens = len(output.prompt_token_ids)
         if output.finished:
             times.finished = now
 
@@ -110,6 +113,7 @@ class RequestState:
                 finished_s=since(times.finished),
                 outputs=times.outputs,
                 tokens=times.tokens,
+                prompt_tokens=times.prompt_tokens,
             )
             for name, times in self.times.items()
         )

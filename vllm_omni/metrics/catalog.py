@@ -137,6 +137,7 @@ CATALOG: dict[str, Metric] = {
             SHORT_SECONDS,
         ),
         Metric("gauge", "realtime_sessions", "Open sessions of `/v1/realtime`"),
+        Metric("gauge", "speech_sessions", "Open sessions of `/v1/audio/speech/stream`"),
     )
 }
 

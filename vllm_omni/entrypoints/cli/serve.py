@@ -29,6 +29,7 @@ from vllm_omni.entrypoints.openai.media import use_omni_media_connector
 from vllm_omni.entrypoints.openai.media_budget import DEFAULT_MAX_MEDIA
 from vllm_omni.entrypoints.openai.middleware import DEFAULT_MAX_BODY_BYTES
 from vllm_omni.entrypoints.openai.realtime.limits import add_realtime_args
+from vllm_omni.entrypoints.openai.speech.limits import add_speech_args
 from vllm_omni.entrypoints.openai.videos.storage import add_video_storage_args
 from vllm_omni.entrypoints.signals import StopRequestedError, StopSignals
 from vllm_omni.errors import OmniConfigError, OmniError
@@ -130,6 +131,7 @@ def add_frontend_args(parser: argparse.ArgumentParser) -> None:
         help="/metrics needs no API key, as /health never does.",
     )
     add_realtime_args(group)
+    add_speech_args(group)
 
 
 def run_server(
@@ -211,5 +213,6 @@ async def _serve(
     sock: socket.socket,
     signals: StopSignals,
 ) -> None:
+    args.custom_voice_dir = args.custom_voice_dir or plan.custom_voice_dir
     app = await build_omni_app(engine, args, plan.entry.default_sampling)
     await serve_http(app, engine, args, sock, signals)

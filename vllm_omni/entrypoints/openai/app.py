@@ -7,7 +7,7 @@ our routes need is in `app.state` under names starting with `omni_`.
 """
 
 from argparse import Namespace
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -47,7 +47,7 @@ from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
 from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
-from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
+from vllm_omni.entrypoints.openai.realtime.sessions import realtime_sessions
 from vllm_omni.entrypoints.openai.routes import (
     audio_generate,
     chat,
@@ -56,15 +56,20 @@ from vllm_omni.entrypoints.openai.routes import (
     realtime,
     responses,
     server,
+    speech,
     videos,
+    voices,
 )
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 from vllm_omni.entrypoints.openai.serving_speech_to_text import (
     OmniServingTranscription,
     OmniServingTranslation,
 )
+from vllm_omni.entrypoints.openai.speech.service import Speech
+from vllm_omni.entrypoints.openai.speech.session import speech_sessions
 from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
 from vllm_omni.entrypoints.openai.videos.storage import video_store
+from vllm_omni.speech.family import SpeechOffer
 
 logger = init_logger(__name__)
 
@@ -79,6 +84,8 @@ async def build_omni_app(
         args: Flags of `vllm serve --omni`.
         entry_sampling: Sampling defaults of the entry stage.
     """
+    if (offer := engine_client.speech) is not None:
+        return build_speech_app(engine_client, offer, args)
     if engine_client.pipeline.entry.takes_generation:
         return build_generation_app(engine_client, args)
     tasks = await engine_client.get_supported_tasks()
@@ -91,7 +98,7 @@ async def build_omni_app(
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
         init_chat_state(engine_client, app.state, args, entry_sampling)
-        app.state.omni_realtime = RealtimeSessions(
+        app.state.omni_realtime = realtime_sessions(
             app.state.omni_serving_chat, RealtimeLimits.of(args)
         )
     if "transcription" in tasks:
@@ -104,10 +111,35 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
 
     vLLM's has no routes for it, so this one has only ours and what is said about any server.
     """
+    app = _own_app(engine_client, args, GENERATION_ROUTERS, _generation_lifespan)
+    app.state.omni_generation = Generation.of(engine_client, app.state.omni_models, args)
+    if app.state.omni_generation.modality == "video":
+        app.state.omni_video_jobs = VideoJobs(video_store(args))
+        app.state.omni_video_sync_timeout = sync_timeout_s()
+    return app
+
+
+def build_speech_app(engine_client: AsyncOmni, offer: SpeechOffer, args: Namespace) -> FastAPI:
+    """The application of a text-to-speech pipeline.
+
+    Its language model makes frames of a codec, so vLLM's routes, which are about text, make no
+    sense.
+    """
+    app = _own_app(engine_client, args, SPEECH_ROUTERS, lifespan)
+    app.state.omni_speech = Speech.of(engine_client, offer, app.state.omni_models, args)
+    limits = RealtimeLimits.of(args)
+    app.state.omni_speech_sessions = speech_sessions(app.state.omni_speech, limits)
+    return app
+
+
+def _own_app(
+    engine_client: AsyncOmni, args: Namespace, routers: Sequence[APIRouter], life: Any
+) -> FastAPI:
+    """An application without vLLM's routes but for those about any server."""
     documented = {} if not args.disable_fastapi_docs else _UNDOCUMENTED
-    app = FastAPI(title="vLLM-Omni", lifespan=_generation_lifespan, **documented)
+    app = FastAPI(title="vLLM-Omni", lifespan=life, **documented)
     app.root_path = args.root_path
-    for router in (*GENERATION_ROUTERS, server.router, health.router):
+    for router in (*routers, server.router, health.router):
         app.include_router(router)
     attach_metrics(app)
     init_entrypoints_middleware(args, app, ())
@@ -121,10 +153,6 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
         BaseModelPath(name=name, model_path=args.model)
         for name in args.served_model_name or [args.model]
     ]
-    app.state.omni_generation = Generation.of(engine_client, app.state.omni_models, args)
-    if app.state.omni_generation.modality == "video":
-        app.state.omni_video_jobs = VideoJobs(video_store(args))
-        app.state.omni_video_sync_timeout = sync_timeout_s()
     return app
 
 
@@ -143,6 +171,8 @@ GENERATION_ROUTERS = (
     audio_generate.router,
     diffusion_chat.router,
 )
+
+SPEECH_ROUTERS = (speech.router, voices.router)
 
 _UNDOCUMENTED: Mapping[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None}
 

@@ -75,8 +75,8 @@ def omni_error_body(error: OmniError) -> dict[str, Any]:
     return error_body(sanitize_message(str(error)), status, error_type)
 
 
-def error_event(error: Exception, request_id: str) -> str:
-    """How a stream of events that has begun says that it failed: OpenAI's error, then the end.
+def error_object(error: Exception, request_id: str) -> dict[str, Any]:
+    """OpenAI's error object for what has begun already and fails.
 
     Args:
         error: What nobody foresaw is told without internals; the log has them.
@@ -84,11 +84,20 @@ def error_event(error: Exception, request_id: str) -> str:
     """
     if isinstance(error, OmniError):
         logger.info("%s: %s", request_id, error)
-        body = omni_error_body(error)
-    else:
-        logger.error("%s failed", request_id, exc_info=error)
-        message = f"Internal server error (request {request_id}). The server's log has the details."
-        body = error_body(message, 500, "InternalServerError")
+        return omni_error_body(error)
+    logger.error("%s failed", request_id, exc_info=error)
+    message = f"Internal server error (request {request_id}). The server's log has the details."
+    return error_body(message, 500, "InternalServerError")
+
+
+def error_event(error: Exception, request_id: str) -> str:
+    """How a stream of events that has begun says that it failed: OpenAI's error, then the end.
+
+    Args:
+        error: See `error_object`.
+        request_id: Of the request.
+    """
+    body = error_object(error, request_id)
     return f"event: error\ndata: {json.dumps(body)}\n\ndata: [DONE]\n\n"
 
 
@@ -149,17 +158,24 @@ async def _invalid_body(request: Request, error: RequestValidationError) -> JSON
         reason = details[0]["ctx"]["error"]
         message = f"The body is not valid JSON: {reason} (at character {details[0]['loc'][-1]})."
         return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
-    details = _deepest([_placed(detail, error.body) for detail in _likeliest(details)])
+    return JSONResponse(_invalid_fields_body(details, error.body), 400)
+
+
+def validation_error_body(error: ValidationError, part: Any) -> dict[str, Any]:
+    """The error object for a part of a body that is not what it should be."""
+    details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+    return _invalid_fields_body(details, part)
+
+
+def _invalid_fields_body(details: list[dict[str, Any]], body: Any) -> dict[str, Any]:
+    details = _deepest([_placed(detail, body) for detail in _likeliest(details)])
     if _param(details[0]) is None:
-        message = "The body must be a JSON object."
-        return JSONResponse(error_body(message, 400, "BadRequestError"), 400)
+        return error_body("The body must be a JSON object.", 400, "BadRequestError")
     lines = list(dict.fromkeys(map(_line, details)))
     message = "; ".join(lines[:_MAX_ERRORS])
     if len(lines) > _MAX_ERRORS:
         message += f"; and {len(lines) - _MAX_ERRORS} more"
-    return JSONResponse(
-        error_body(sanitize_message(message), 400, "BadRequestError", _param(details[0])), 400
-    )
+    return error_body(sanitize_message(message), 400, "BadRequestError", _param(details[0]))
 
 
 def _likeliest(details: list[dict[str, Any]]) -> list[dict[str, Any]]:

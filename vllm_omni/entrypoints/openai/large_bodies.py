@@ -43,8 +43,10 @@ MAX_PLACES = 1000
 
 _DATA_URL = b";base64,"
 # What ends in a data URL, and is the URL of a part of a message: ... "image_url": {"url": "data:
+# or a recording of a speech request: "ref_audio": "data:
 _BEFORE_URL = re.compile(
-    rb'"(?:image|audio|video)_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?"data:(?!(?i:video/jpeg))[^",]*$'
+    rb'(?:"(?:image|audio|video)_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?'
+    rb'|"ref_audio(?:_2)?"\s*:\s*\[?\s*)"data:(?!(?i:video/jpeg))[^",]*$'
 )
 _SOUND = b'"input_audio"'
 _BEFORE_SOUND = re.compile(rb'"input_audio"\s*:\s*\{[^{}]*?"data"\s*:\s*"')

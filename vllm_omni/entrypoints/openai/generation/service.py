@@ -63,10 +63,8 @@ class Generation:
         cls, engine: AsyncOmni, models: Sequence[BaseModelPath], args: argparse.Namespace
     ) -> "Generation":
         """From the flags of `vllm serve --omni`."""
-        domains = tuple(args.allowed_media_domains or ())
-        policy = AddressPolicy(tuple(args.allowed_media_networks), named_hosts=bool(domains))
         most = args.max_generated_image_size
-        return cls(engine, models, References(FetchSettings(policy, domains), most), most)
+        return cls(engine, models, References(fetch_settings(args), most), most)
 
     @property
     def modality(self) -> str:
@@ -92,18 +90,7 @@ class Generation:
         Raises:
             OmniClientError: It is another model's.
         """
-        names = [model.name for model in self.models]
-        if name is None or name == "":
-            return names[0]
-        if name not in names:
-            raise OmniClientError(
-                f"The model {name!r} does not exist; this server has {', '.join(names)}.",
-                HTTPStatus.NOT_FOUND,
-                "NotFoundError",
-                param="model",
-                code="model_not_found",
-            )
-        return name
+        return served_name(self.models, name)
 
     def check_fields(self, body: DiffusionRequest, ignored: Iterable[str] = ()) -> None:
         """Refuse what is neither a field nor an argument of the pipeline, and log what is ignored.
@@ -194,6 +181,33 @@ class Generation:
             raise StageUnavailableError(
                 f"the process that worked on this has ended and is started again: {error.args[-1]}"
             ) from error
+
+
+def fetch_settings(args: argparse.Namespace) -> FetchSettings:
+    """What URLs of media may lead to, by the flags of `vllm serve --omni`."""
+    domains = tuple(args.allowed_media_domains or ())
+    policy = AddressPolicy(tuple(args.allowed_media_networks), named_hosts=bool(domains))
+    return FetchSettings(policy, domains)
+
+
+def served_name(models: Sequence[BaseModelPath], name: str | None) -> str:
+    """A model's name as the client gave it, or the first one.
+
+    Raises:
+        OmniClientError: It is another model's.
+    """
+    names = [model.name for model in models]
+    if name is None or name == "":
+        return names[0]
+    if name not in names:
+        raise OmniClientError(
+            f"The model {name!r} does not exist; this server has {', '.join(names)}.",
+            HTTPStatus.NOT_FOUND,
+            "NotFoundError",
+            param="model",
+            code="model_not_found",
+        )
+    return name
 
 
 def generation_of(request: Request) -> Generation:

@@ -10,7 +10,7 @@ from vllm_omni.config.flag_types import positive_int, positive_number, positive_
 
 @dataclass(frozen=True, slots=True)
 class RealtimeLimits:
-    """Limits of `WS /v1/realtime`.
+    """Limits of `WS /v1/realtime`, and of `WS /v1/audio/speech/stream`.
 
     Attributes:
         max_sessions: Most sessions at a time.
@@ -47,7 +47,8 @@ def add_realtime_args(group: argparse._ArgumentGroup) -> None:
         "--realtime-max-sessions",
         type=positive_int,
         default=default.max_sessions,
-        help="Most sessions of /v1/realtime at a time; further ones are closed with 1013.",
+        help="Most sessions of /v1/realtime, or of /v1/audio/speech/stream, at a time; further "
+        "ones are closed with 1013.",
     )
     group.add_argument(
         "--realtime-max-frame-bytes",

@@ -5,7 +5,6 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, Literal
 
-import msgspec
 from openai.types.realtime import (
     ConversationItemAdded,
     ConversationItemDeletedEvent,
@@ -46,17 +45,16 @@ from vllm_omni.entrypoints.openai.realtime.errors import (
     SessionEnd,
     invalid_event,
 )
-from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits, TokenBucket
+from vllm_omni.entrypoints.openai.realtime.limits import RealtimeLimits
 from vllm_omni.entrypoints.openai.realtime.response import Response
 from vllm_omni.entrypoints.openai.realtime.settings import Settings
+from vllm_omni.entrypoints.openai.realtime.socket import INTERNAL, EventSocket, event_of
 from vllm_omni.entrypoints.openai.serving_chat import OmniServingChat
 from vllm_omni.entrypoints.openai.turn import read_turn
 from vllm_omni.errors import OmniClientError
 
 logger = init_logger(__name__)
 
-GOING_AWAY, POLICY, TOO_BIG, INTERNAL, TRY_LATER = 1001, 1008, 1009, 1011, 1013
-"""Close codes of RFC 6455 (1013: of its registry)."""
 _PROBE = [{"role": "user", "content": "-"}]
 
 
@@ -73,17 +71,15 @@ class RealtimeSession:
         self, websocket: WebSocket, handler: OmniServingChat, limits: RealtimeLimits
     ) -> None:
         self.id = new_id("sess")
-        self._websocket = websocket
+        self._socket = EventSocket(websocket, limits, self.id)
         self._handler = handler
         self._limits = limits
-        self._bucket = TokenBucket(limits.events_per_second)
         self._conversation = Conversation(limits.max_session_bytes)
         self._conversation_id = new_id("conv")
         self._settings = Settings()
         self._model: str | None = None
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
-        self._sending = asyncio.Lock()
 
     async def run(self, model: str | None) -> None:
         """Serve until the client leaves or breaks a limit; whatever runs then is aborted.
@@ -100,7 +96,7 @@ class RealtimeSession:
             await self.refuse(end)
         except Exception:
             logger.exception("Realtime session %s failed", self.id)
-            await self._websocket.close(INTERNAL, "internal error")
+            await self._socket.close(INTERNAL, "internal error")
         finally:
             await self._stop_response()
             logger.debug("Realtime session %s ended", self.id)
@@ -112,7 +108,7 @@ class RealtimeSession:
         receiving: asyncio.Future[Any] | None = None
         try:
             while True:
-                receiving = receiving or asyncio.ensure_future(self._websocket.receive())
+                receiving = receiving or asyncio.ensure_future(self._socket.receive())
                 waits: set[asyncio.Future[Any]] = {receiving}
                 if self._task is not None:
                     waits.add(self._task)
@@ -128,41 +124,22 @@ class RealtimeSession:
                     message, receiving = receiving.result(), None
                     await self._take(message)
                 elif not done and self._task is None:
-                    raise SessionEnd(
-                        Code.IDLE,
-                        f"Nothing was sent for {self._limits.idle_timeout_s:g} s",
-                        GOING_AWAY,
-                    )
+                    raise self._socket.idle()
         finally:
             if receiving is not None:
                 receiving.cancel()
 
     async def _take(self, message: dict[str, Any]) -> None:
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", GOING_AWAY))
-        if not self._bucket.take():
-            raise SessionEnd(
-                Code.RATE_LIMIT,
-                f"More than {self._limits.events_per_second:g} events per second "
-                "(--realtime-max-events-per-second)",
-                POLICY,
-            )
-        frame = message.get("text") or message.get("bytes") or ""
-        if len(frame) > self._limits.max_frame_bytes:
-            raise SessionEnd(
-                Code.FRAME_TOO_LARGE,
-                f"A message of {len(frame)} bytes; the limit is {self._limits.max_frame_bytes} "
-                "(--realtime-max-frame-bytes)",
-                TOO_BIG,
-            )
         try:
-            raw = msgspec.json.decode(frame)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            await self._send_error(EventError(Code.INVALID_JSON, "Invalid JSON"), None)
+            raw = self._socket.decoded(message)
+        except SessionEnd:
+            raise
+        except EventError as error:
+            await self._send_error(error, None)
             return
         event_id = raw.get("event_id") if isinstance(raw, dict) else None
         try:
-            await self._answer(_event(raw))
+            await self._answer(event_of(raw, CLIENT_EVENTS))
         except SessionEnd:
             raise
         except OmniClientError as error:
@@ -337,14 +314,7 @@ class RealtimeSession:
     # Sending.
 
     async def _send(self, event: RealtimeServerEvent | SessionEvent) -> None:
-        text = event.model_dump_json(exclude_none=True)
-        async with self._sending:
-            try:
-                async with asyncio.timeout(self._limits.send_timeout_s):
-                    await self._websocket.send_text(text)
-            except TimeoutError:
-                logger.info("Realtime session %s: its client does not read", self.id)
-                raise WebSocketDisconnect(GOING_AWAY) from None
+        await self._socket.send(event.model_dump_json(exclude_none=True))
 
     async def _send_error(self, error: OmniClientError, event_id: str | None) -> None:
         """OpenAI's error, with vLLM's `code` beside it."""
@@ -368,29 +338,9 @@ class RealtimeSession:
         logger.info("Realtime session %s is closed: %s", self.id, end.message)
         try:
             await self._send_error(end, None)
-            await self._websocket.close(end.close_code, str(end.code))
+            await self._socket.close(end.close_code, str(end.code))
         except WebSocketDisconnect:
             pass  # it had left already
-
-
-def _event(raw: Any) -> ClientEvent:
-    """A client's event.
-
-    Raises:
-        EventError: It is none.
-    """
-    if not isinstance(raw, dict):
-        raise EventError(Code.INVALID_EVENT, "An event is a JSON object", "type")
-    name = raw.get("type")
-    if name is None:
-        raise EventError(Code.INVALID_EVENT, "Missing required field: type", "type")
-    kind = CLIENT_EVENTS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise EventError(Code.UNKNOWN_EVENT, f"Unknown event type: {str(name)[:80]}", "type")
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        raise invalid_event(error) from None
 
 
 def _no_model(model: str) -> EventError:

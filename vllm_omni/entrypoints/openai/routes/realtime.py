@@ -4,7 +4,7 @@
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
-from vllm_omni.entrypoints.openai.realtime.sessions import RealtimeSessions
+from vllm_omni.entrypoints.openai.realtime.sessions import Sessions
 
 router = APIRouter()
 
@@ -12,5 +12,5 @@ router = APIRouter()
 @router.websocket("/v1/realtime")
 async def realtime(websocket: WebSocket) -> None:
     """Hold a conversation in OpenAI's realtime protocol; `?model=` is as in `session.update`."""
-    sessions: RealtimeSessions = websocket.app.state.omni_realtime
+    sessions: Sessions = websocket.app.state.omni_realtime
     await sessions.serve(websocket)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to speech over HTTP and WebSocket: what the routes of a speech pipeline share."""

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uploaded voices: one safetensors file each, whose header holds what is said about the voice.
+
+Nothing is kept in memory, so servers may share a folder. A file's name is a digest of the voice's,
+so no name leads out of the folder. Files come and go whole; who writes holds the folder's lock.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import regex as re
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from vllm.logger import init_logger
+
+from vllm_omni.errors import OmniClientError, OmniConfigError, OmniGenerateError
+
+logger = init_logger(__name__)
+
+MAX_VOICES = 1000
+MAX_NAME = 64
+_NAME = re.compile(r"[\p{L}\p{N}][\p{L}\p{M}\p{N}_. -]{0,63}")
+_SUFFIX, _LOCK, _RECORD = ".safetensors", ".lock", "voice"
+_SAMPLES, _EMBEDDING = "samples", "speaker_embedding"
+
+
+class VoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said about a voice.
+
+    Attributes:
+        name: As it was uploaded.
+        consent: Who says, or where it says, that the voice may be used.
+        created_at: Unix time, s.
+        sample_rate: Of the recording, Hz; 0 if there is none but an embedding.
+        seconds: Of the recording.
+        ref_text: What is said in it.
+        speaker_description: In words.
+    """
+
+    name: str
+    consent: str
+    created_at: int
+    sample_rate: int = 0
+    seconds: float = 0.0
+    ref_text: str | None = None
+    speaker_description: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Voice:
+    """A voice.
+
+    Attributes:
+        record: What is said about it.
+        samples: float32 [n], mono; None if it has an embedding.
+        embedding: float32 [d]; None if it has a recording.
+    """
+
+    record: VoiceRecord
+    samples: np.ndarray | None = None
+    embedding: np.ndarray | None = None
+
+
+class VoiceNotFoundError(OmniClientError):
+    """There is no such voice."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"name: there is no uploaded voice {name[:MAX_NAME]!r}",
+            HTTPStatus.NOT_FOUND,
+            "NotFoundError",
+            param="name",
+            code="voice_not_found",
+        )
+
+
+def checked_name(name: str) -> str:
+    """A voice's name in one spelling of its characters.
+
+    Raises:
+        OmniClientError: It is none.
+    """
+    name = unicodedata.normalize("NFC", name)
+    if _NAME.fullmatch(name) is None or name.endswith((" ", ".")):
+        raise OmniClientError(
+            f"name: should be 1 to {MAX_NAME} letters, digits, spaces, or any of _ . - and begin "
+            "with a letter or a digit",
+            param="name",
+        )
+    return name
+
+
+class VoiceStore:
+    """Voices of a folder. It blocks, so it belongs into a thread; any thread may use it.
+
+    Args:
+        folder: Made when it is first written to, for this user alone.
+        most: Most voices.
+    """
+
+    def __init__(self, folder: Path, most: int = MAX_VOICES) -> None:
+        self._folder = folder
+        self._most = most
+        if folder.exists() and not folder.is_dir():
+            raise OmniConfigError(f"--custom-voice-dir {folder}: is no folder")
+
+    def records(self) -> list[VoiceRecord]:
+        """All voices, by name."""
+        found = []
+        for path in self._paths():
+            try:
+                found.append(_record(path))
+            except FileNotFoundError:
+                continue  # removed just now
+            except (SafetensorError, OSError, msgspec.DecodeError, KeyError) as error:
+                logger.warning("%s is no voice: %s", path, error)
+        return sorted(found, key=lambda record: record.name.casefold())
+
+    def get(self, name: str) -> Voice:
+        """A voice, its name compared without case.
+
+        Raises:
+            VoiceNotFoundError: There is none.
+            OmniGenerateError: Its file is broken.
+        """
+        path = self._path(name)
+        try:
+            record = _record(path)
+            with safe_open(path, framework="numpy") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise VoiceNotFoundError(name) from None
+        except (SafetensorError, OSError, msgspec.DecodeError, KeyError) as error:
+            raise OmniGenerateError(f"the voice {name!r} cannot be read: {error}") from error
+        return Voice(record, tensors.get(_SAMPLES), tensors.get(_EMBEDDING))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a voice of that name."""
+        return self._path(name).is_file()
+
+    def add(self, voice: Voice) -> None:
+        """Keep a voice.
+
+        Raises:
+            OmniClientError: There is one of that name already, or there are too many.
+            OmniGenerateError: It cannot be written.
+        """
+        tensors = {_SAMPLES: voice.samples, _EMBEDDING: voice.embedding}
+        about = {_RECORD: msgspec.json.encode(voice.record).decode()}
+        given = {key: each for key, each in tensors.items() if each is not None}
+        data = save(given, about)
+        path = self._path(voice.record.name)
+        with self._writing():
+            if path.exists():
+                raise OmniClientError(
+                    f"name: there is a voice {voice.record.name!r} already; delete it first",
+                    HTTPStatus.CONFLICT,
+                    "ConflictError",
+                    param="name",
+                    code="voice_exists",
+                )
+            if len(list(self._paths())) >= self._most:
+                raise OmniClientError(
+                    f"name: there are {self._most} voices already; delete one first",
+                    HTTPStatus.CONFLICT,
+                    "ConflictError",
+                    param="name",
+                    code="too_many_voices",
+                )
+            _write(path, data)
+
+    def delete(self, name: str) -> None:
+        """Forget a voice.
+
+        Raises:
+            VoiceNotFoundError: There is none.
+            OmniGenerateError: It cannot be removed.
+        """
+        if not self._folder.is_dir():
+            raise VoiceNotFoundError(name)
+        with self._writing():
+            try:
+                self._path(name).unlink()
+            except FileNotFoundError:
+                raise VoiceNotFoundError(name) from None
+
+    def _path(self, name: str) -> Path:
+        key = unicodedata.normalize("NFC", name).casefold().encode("utf-8", "surrogatepass")
+        return self._folder / (hashlib.sha256(key).hexdigest()[:40] + _SUFFIX)
+
+    def _paths(self) -> Iterator[Path]:
+        try:
+            yield from self._folder.glob(f"[0-9a-f]*{_SUFFIX}")
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """While one process, and one thread, changes the folder."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise OmniGenerateError(f"voices cannot be kept: {error.strerror}") from error
+
+
+def _record(path: Path) -> VoiceRecord:
+    with safe_open(path, framework="numpy") as file:
+        about = file.metadata() or {}
+    return msgspec.json.decode(about[_RECORD], type=VoiceRecord)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The whole file, or none."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
