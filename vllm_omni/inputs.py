@@ -57,11 +57,13 @@ class RowPrompt(msgspec.Struct, frozen=True, kw_only=True):
         rows: The first positions, one per token id, are the prompt; what may follow are the first
             decode positions.
         beside: Tensors for the stage after, which the edge passes on with its first message.
+        initial_frames: Codec frames of the first window of sound, in place of the deployment's.
     """
 
     token_ids: list[int]
     rows: RowInput
     beside: list[RowSpan] = []
+    initial_frames: int | None = None
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):

@@ -43,7 +43,7 @@ OFFER = SpeechOffer(
     instructions=True,
     max_references=2,
     needs_transcript=True,
-    extra=frozenset({"initial_codec_chunk_frames", "emotion"}),
+    extra=frozenset({"emotion"}),
 )
 FAILS_EARLY, FAILS_LATE, IS_REFUSED, NEVER_ENDS = "EARLY", "LATE", "REFUSED", "NEVER"
 """Words in a text, and what happens when it is spoken."""

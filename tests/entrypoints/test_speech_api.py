@@ -272,7 +272,8 @@ def test_every_field_reaches_the_engine(server: SpeechServer) -> None:
     asked, sampling, _ = server.engine.asked[-1]
     assert (asked.voice, asked.language, asked.task) == ("Ryan", "Chinese", "CustomVoice")
     assert (asked.instructions, asked.non_streaming) == ("Softly.", False)
-    assert asked.extra == {"emotion": "joy", "initial_codec_chunk_frames": 2}
+    assert asked.initial_frames == 2
+    assert asked.extra == {"emotion": "joy"}
     assert sampling == [{"max_tokens": 40, "seed": 7, "temperature": 0.0}, None]
 
 

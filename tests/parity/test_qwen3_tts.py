@@ -9,6 +9,7 @@ waveforms, and compared with the joined stream.
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
 FIXTURES = Path(__file__).parents[1] / "reference" / "fixtures" / "qwen3_tts"
 RECORDED = json.loads((FIXTURES / "frames.json").read_text())
 RATE = 24_000
+FRAME = 1920
+"""Samples."""
 # Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently.
 TOLERANCE = 1e-4
 CONFIG = {
@@ -66,15 +69,21 @@ class Speaker:
         """The sounds of requests that run at the same time."""
 
         async def one(request: SpeechRequest | str) -> np.ndarray:
-            stages = [{**GREEDY[0], **params}, None]
-            outputs = self._running.omni.generate(request, sampling_params_list=stages)
-            pieces = [o.audio.samples async for o in outputs if o.audio is not None]
-            return np.concatenate(pieces)
+            return np.concatenate(await self._pieces(request, **params))
 
         async def together() -> list[np.ndarray]:
             return await asyncio.gather(*map(one, requests))
 
         return self._running.run(together())
+
+    def pieces(self, request: SpeechRequest) -> list[np.ndarray]:
+        """The sound of a request as it is streamed."""
+        return self._running.run(self._pieces(request))
+
+    async def _pieces(self, request: SpeechRequest | str, **params: Any) -> list[np.ndarray]:
+        stages = [{**GREEDY[0], **params}, None]
+        outputs = self._running.omni.generate(request, sampling_params_list=stages)
+        return [o.audio.samples async for o in outputs if o.audio is not None]
 
     def expected(self, case: dict[str, Any]) -> np.ndarray:
         """The package's frames, decoded in one go; of a continued recording, what follows it."""
@@ -156,6 +165,15 @@ def test_a_seed_decides_whatever_the_company_is(speaker: Speaker) -> None:
     (alone,) = speaker.say(request, **seeded)
     among, *_ = speaker.say(request, *others, **seeded)
     assert_same(among, alone)
+
+
+def test_the_first_piece_is_as_long_as_asked(speaker: Speaker) -> None:
+    """I-17; whatever the pieces are, they are the same sound."""
+    request = request_of(speaker.cases[1])
+    for frames in (1, 4):
+        first, *rest = speaker.pieces(replace(request, initial_frames=frames))
+        assert len(first) == frames * FRAME
+        assert_same(np.concatenate([first, *rest]), speaker.expected(speaker.cases[1]))
 
 
 def test_what_cannot_be_said(speaker: Speaker) -> None:

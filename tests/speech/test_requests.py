@@ -53,6 +53,7 @@ def test_the_default_voice(voice: str | None) -> None:
         (SpeechRequest(text="Hi", task="Base"), NAMED, "task_type"),
         (SpeechRequest(text="Hi", instructions="slowly"), NAMED, "instructions"),
         (SpeechRequest(text="Hi", extra={"pitch": 2}), NAMED, "extra_params.pitch"),
+        (SpeechRequest(text="Hi", initial_frames=0), NAMED, "initial_codec_chunk_frames"),
         (SpeechRequest(text="Hi", references=(recording(),)), NAMED, "ref_audio"),
         (SpeechRequest(text="Hi"), CLONING, "ref_audio"),
         (SpeechRequest(text="Hi", references=(recording(),) * 2), CLONING, "ref_audio"),

@@ -34,6 +34,7 @@ class EdgeContext:
         streaming: `async_chunk`: yield as data arrives, else once at the end.
         extra: The connector's `extra` of this edge from the deploy YAML (chunk sizes, ...).
         beside: Tensors of the request's prompt for the target stage (see `RowPrompt`).
+        initial_frames: Likewise.
     """
 
     model: str
@@ -42,6 +43,7 @@ class EdgeContext:
     streaming: bool
     extra: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[RowSpan, ...] = ()
+    initial_frames: int | None = None
 
 
 class EdgeState(Protocol):

@@ -41,6 +41,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         """What the prompt brings for the stage after the first."""
         return tuple(self.prompt.beside) if isinstance(self.prompt, RowPrompt) else ()
 
+    @property
+    def initial_frames(self) -> int | None:
+        """Frames of the first window of sound, if the prompt says it."""
+        return self.prompt.initial_frames if isinstance(self.prompt, RowPrompt) else None
+
 
 class Abort(msgspec.Struct, frozen=True):
     """Stop requests; unknown ids are ignored."""

@@ -174,6 +174,7 @@ class Orchestrator:
                     streaming=self._topology.streaming,
                     extra=self._topology.edge_extra.get((edge.source, edge.target), {}),
                     beside=submit.beside,
+                    initial_frames=submit.initial_frames,
                 )
                 edges.setdefault(edge.source, []).append((edge.target, edge.start(context)))
         entry_params = submit.params[self._pipeline.stage_id(self._pipeline.entry.name)]

@@ -35,7 +35,7 @@ MAX_TEXT = 100_000
 """Characters; what the checkpoint's length allows is usually less."""
 DEFAULT_VOICE = "default"
 """Clients that must name a voice can say this of any checkpoint."""
-INFORMATION = ("voice", "task", "language", "instructions", "non_streaming")
+INFORMATION = ("voice", "initial_frames", "task", "language", "instructions", "non_streaming")
 
 Encode = Callable[[ProgramInput], Awaitable[EncodedReference]]
 """Runs a recording through the codec stage."""
@@ -133,7 +133,7 @@ class Speech:
             f"it takes {length} positions, of {self._max_length} that there are for it and its "
             "speech; say it in parts",
         )
-        return row_prompt(prompt)
+        return row_prompt(prompt, request.initial_frames)
 
 
 def speech_of(launched: LaunchedPipeline) -> Speech | None:
@@ -153,7 +153,7 @@ def encoded_reference(outputs: Sequence[OmniRequestOutput]) -> EncodedReference:
     }
 
 
-def row_prompt(prompt: SpeechPrompt) -> RowPrompt:
+def row_prompt(prompt: SpeechPrompt, initial_frames: int | None = None) -> RowPrompt:
     """A family's prompt as the AR engine takes it: one row per position, those with a vector first,
     because a tensor of rows that only some positions have comes first."""
     count = len(prompt.text)
@@ -168,7 +168,12 @@ def row_prompt(prompt: SpeechPrompt) -> RowPrompt:
     beside = []
     if prompt.reference_codes is not None:
         beside.append(_inline({"reference_codes": prompt.reference_codes.int()}))
-    return RowPrompt(token_ids=[prompt.placeholder] * prompt.length, rows=rows, beside=beside)
+    return RowPrompt(
+        token_ids=[prompt.placeholder] * prompt.length,
+        rows=rows,
+        beside=beside,
+        initial_frames=initial_frames,
+    )
 
 
 def _inline(tensors: dict[str, torch.Tensor]) -> RowSpan:
@@ -220,6 +225,10 @@ def checked(request: SpeechRequest, offer: SpeechOffer) -> SpeechRequest:
     if request.instructions:
         _refuse(not offer.instructions, "instructions", "this model takes none")
         _check_text(request.instructions, "instructions")
+    frames = request.initial_frames
+    if frames is not None:
+        whole = isinstance(frames, int) and not isinstance(frames, bool) and frames >= 1
+        _refuse(not whole, "initial_codec_chunk_frames", "should be a positive whole number")
     _check_extra(request, offer)
     _check_references(request, offer)
     return replace(

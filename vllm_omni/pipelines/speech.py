@@ -6,7 +6,7 @@ which codes end a stream; what is here keeps count of what has arrived and been 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_omni.config.pipeline import EdgeContext
 from vllm_omni.errors import OmniGenerateError
@@ -240,9 +240,7 @@ class CodecEdge:
         self._options = options
         self._beside = list(ctx.beside)
         self._ledger = RowLedger()
-        self._windower = Windower(
-            ChunkPolicy.from_extra(ctx.extra, policy) if ctx.streaming else ChunkPolicy.one_shot()
-        )
+        self._windower = Windower(_policy(ctx, policy))
         self._tokens = 0
         self._started = False
 
@@ -286,6 +284,16 @@ class CodecEdge:
             windows=windows,
             final=final,
         )
+
+
+def _policy(ctx: EdgeContext, default: ChunkPolicy) -> ChunkPolicy:
+    """How a stream is cut: the deployment says it, and of the first window the request may."""
+    if not ctx.streaming:
+        return ChunkPolicy.one_shot()
+    policy = ChunkPolicy.from_extra(ctx.extra, default)
+    if ctx.initial_frames is None:
+        return policy
+    return replace(policy, initial=min(ctx.initial_frames, policy.steady))
 
 
 def find_voice(requested: str | None, voices: Sequence[str], default: str) -> str:

@@ -43,6 +43,8 @@ class SpeechRequest:
         x_vector_only: Of a recording take the speaker embedding alone, not what was said in it.
         non_streaming: The whole text stands in the prompt (True), or follows one token per frame
             (False); None for what the task does (row A-50). It does not concern how sound is sent.
+        initial_frames: Codec frames of the first piece of sound (row I-17); the deployment's number
+            if None. At most the number that later pieces have.
         extra: Further options, by the family's own names.
     """
 
@@ -55,4 +57,5 @@ class SpeechRequest:
     speaker_embedding: np.ndarray | None = None
     x_vector_only: bool = False
     non_streaming: bool | None = None
+    initial_frames: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -170,7 +170,7 @@ class SpeechOptions(BaseModel):
         default=None,
         ge=1,
         le=1000,
-        description="Frames of the first piece, of models that read it.",
+        description="Codec frames of the first piece of sound; a long one comes later.",
     )
     non_streaming_mode: bool | None = Field(
         default=None,

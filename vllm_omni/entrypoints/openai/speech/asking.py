@@ -30,9 +30,7 @@ MAX_SHOWN = 40
 MAX_FETCHED, MAX_FETCHED_BYTES = 16, 32 << 20
 """Files that a request or session refers to and that are kept while it lasts."""
 
-_EXTRA_FIELDS = (
-    *("initial_codec_chunk_frames", "ref_audio_codes", "ambient_sound", "duration_seconds"),
-)
+_EXTRA_FIELDS = ("ref_audio_codes", "ambient_sound", "duration_seconds")
 """Fields that some families read, from `SpeechRequest.extra`."""
 _SAMPLING = {
     "max_new_tokens": "max_tokens",
@@ -52,6 +50,7 @@ _ENGINES_NAMES = {
     "references": "ref_audio",
     "x_vector_only": "x_vector_only_mode",
     "non_streaming": "non_streaming_mode",
+    "initial_frames": "initial_codec_chunk_frames",
     "extra": "extra_params",
     "audio.voice": "voice",
 }
@@ -135,6 +134,7 @@ class Asking:
             speaker_embedding=embedding,
             x_vector_only=x_vector_only,
             non_streaming=body.non_streaming_mode,
+            initial_frames=body.initial_codec_chunk_frames,
             extra=self._extra(body),
         )
 
