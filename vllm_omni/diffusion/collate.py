@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vllm_omni.diffusion.calls import Call
@@ -36,6 +37,7 @@ class Collator:
         device: Where the component is. Arguments are moved there, results back to where the
             call's batched arguments were.
         within: See `Component`.
+        method: The function's name, by which other modules have it.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Collator:
         parameters: inspect.Signature,
         rules: CallRules,
         device: torch.device,
-        within: Callable[[Hashable], AbstractContextManager[None]] | None = None,
+        within: Callable[[Hashable], AbstractContextManager[nn.Module | None]] | None = None,
+        method: str = "forward",
     ) -> None:
         self.function = function
         self._within = within
+        self._method = method
         self.rules = rules
         self.max_batch = rules.max_batch
         """Calls per forward; set to 1 when the method proves not to be batchable."""
@@ -105,9 +109,11 @@ class Collator:
         with ExitStack() as stack:
             for device_type, dtype in first.autocast:
                 stack.enter_context(torch.autocast(device_type, dtype))
+            function = self.function
             if self._within is not None:
-                stack.enter_context(self._within(first.variant))
-            return self.function(*args, **kwargs)
+                other = stack.enter_context(self._within(first.variant))
+                function = function if other is None else function_of(other, self._method)
+            return function(*args, **kwargs)
 
     def _arguments(self, call: Call) -> list[tuple[str, Any, Rule | None]]:
         """(name, value, rule) of every argument: positional ones first, then by name.
@@ -270,6 +276,11 @@ class Collator:
 _LISTS = (Batching.LIST, Batching.ALIKE)
 _ROWLESS = (Batching.SHARED, Batching.STACK, Batching.PACKED, Batching.INDEX)
 BY_VALUE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
+
+
+def function_of(module: nn.Module, method: str) -> Callable[..., Any]:
+    """What is called for a method of a component: for `forward`, the module itself."""
+    return module if method == "forward" else getattr(module, method)
 
 
 def resolve(tensor: torch.Tensor, rule: Rule | None, rows: int) -> Rule:

@@ -18,7 +18,7 @@ import torch
 from greenlet import GreenletExit
 
 from vllm_omni.diffusion.calls import Batch, Call
-from vllm_omni.diffusion.collate import CollationError, Collator, iter_tensors
+from vllm_omni.diffusion.collate import CollationError, Collator, function_of, iter_tensors
 from vllm_omni.diffusion.failures import check_finite, error_info, is_out_of_memory
 from vllm_omni.diffusion.foresight import Foresight
 from vllm_omni.diffusion.program import (
@@ -373,9 +373,9 @@ def _serve(name: str, component: Component) -> ServedComponent:
     for method, rules in component.methods.items():
         if rules.inline:
             continue
-        function = module if method == "forward" else getattr(module, method)
+        function = function_of(module, method)
         parameters = inspect.signature(module.forward if method == "forward" else function)
-        collators[method] = Collator(function, parameters, rules, device, component.within)
+        collators[method] = Collator(function, parameters, rules, device, component.within, method)
 
     def park(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call_component(name, collators[method], args, kwargs)

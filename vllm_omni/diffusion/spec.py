@@ -52,12 +52,13 @@ class Component:
         methods: Methods that park, with their rules. `forward` means calling the module.
         within: Makes the module a variant of itself (one with an adapter, say) for one forward.
             Programs name theirs by `Program.vary`, None is the module as it is. Calls of
-            different variants never run together.
+            different variants never run together. It may yield another module, which then runs in
+            the place of this one.
     """
 
     module: nn.Module
     methods: Mapping[str, CallRules] = field(default_factory=lambda: {"forward": CallRules()})
-    within: Callable[[Hashable], AbstractContextManager[None]] | None = None
+    within: Callable[[Hashable], AbstractContextManager[nn.Module | None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
