@@ -74,12 +74,18 @@ def load(checkpoint: Path, files: dict[str, str]) -> Callable[..., Loaded]:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path, files: dict[str, str]) -> Callable[..., torch.Tensor]:
-    """What the stock pipeline makes with an adapter."""
+def pipeline(checkpoint: Path, files: dict[str, str]) -> FluxPipeline:
+    """The stock one, with both adapters."""
     pipeline = FluxPipeline.from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     for name in ("a", "b"):
         pipeline.load_lora_weights(files[name], adapter_name=name)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def expected(pipeline: FluxPipeline) -> Callable[..., torch.Tensor]:
+    """What the stock pipeline makes with an adapter."""
 
     def make(ask: Ask, lora: Mapping[str, object] | None) -> torch.Tensor:
         if lora is None:
@@ -169,6 +175,30 @@ def test_one_that_gives_way_to_another_comes_back(
     assert adapters.resident == (files["b"],)
     names = [name for name, _ in loaded.components["transformer"].module.named_parameters()]
     assert len([name for name in names if "lora_A" in name]) == 1
+
+
+def test_with_cache_dit_each_has_its_adapter_and_its_own_state(
+    load: Callable[..., Loaded], expected: Callable[..., torch.Tensor], pipeline: FluxPipeline
+) -> None:
+    cache_dit = pytest.importorskip("cache_dit", reason="needs the extra cache-dit")
+    settings = {"residual_diff_threshold": 0.9, "max_warmup_steps": 2}
+    requests = [
+        (replace(ask, steps=6), lora) for ask, lora in zip(MIXED, (A, B, NONE), strict=False)
+    ]
+    # One adapter at a time: each forward of one takes the other's away.
+    loaded = load(cache_backend="cache_dit", cache_config=settings, max_loras=1)
+
+    def cached(ask: Ask, lora: Mapping[str, object] | None) -> torch.Tensor:
+        config = cache_dit.DBCacheConfig(
+            Fn_compute_blocks=1, max_continuous_cached_steps=3, **settings
+        )
+        cache_dit.enable_cache(pipeline, cache_config=config)
+        try:
+            return expected(ask, lora)
+        finally:
+            cache_dit.disable_cache(pipeline)
+
+    assert_right(served(loaded, requests), requests, cached)
 
 
 def test_one_for_all_that_name_none(

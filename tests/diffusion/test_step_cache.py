@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step caches: what is left out of a request depends on that request alone."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from tests.diffusion.parity import Ask, counted, served, stock, to_message
 from vllm_omni.config.build import build_plan
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.programs.diffusers import image as image_program
+from vllm_omni.diffusion.programs.diffusers.hook_cache import cache_settings
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
-from vllm_omni.diffusion.programs.diffusers.step_cache import cache_settings
 from vllm_omni.diffusion.spec import LoadContext, Loaded
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.testing.diffusers_tiny import build, recipe
@@ -119,11 +120,20 @@ def test_a_model_without_step_caches_says_so() -> None:
         load(folder, "first_block", {})
 
 
+def test_a_missing_package_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cache_dit", None)
+    with pytest.raises(OmniConfigError, match=r"pip install 'vllm-omni\[cache-dit\]'"):
+        load(checkpoint, "cache_dit", {})
+
+
 def test_the_option_is_a_stage_key_and_a_flag(checkpoint: Path) -> None:
-    flags = {"cache_backend": "taylorseer", "cache_config": {"cache_interval": 4}}
-    diffusion = build_plan(str(checkpoint), cli=flags).entry.diffusion
-    assert diffusion.cache_backend == "taylorseer"
-    assert diffusion.cache_config == {"cache_interval": 4}
-    for unknown, near in (("cache_dit", "first_block"), ("first_blok", "first_block")):
+    for backend, config in (
+        ("taylorseer", {"cache_interval": 4}),
+        ("cache_dit", {"Fn_compute_blocks": 8}),
+    ):
+        flags = {"cache_backend": backend, "cache_config": config}
+        diffusion = build_plan(str(checkpoint), cli=flags).entry.diffusion
+        assert (diffusion.cache_backend, diffusion.cache_config) == (backend, config)
+    for unknown, near in (("tea_cache", "first_block"), ("first_blok", "first_block")):
         with pytest.raises(OmniConfigError, match=near):
             build_plan(str(checkpoint), cli={"cache_backend": unknown})

@@ -33,7 +33,7 @@ from vllm_omni.config.problems import (
 
 PLATFORMS = ("cpu", "cuda", "musa", "npu", "rocm", "xpu")
 
-STEP_CACHES = ("none", "first_block", "mag_cache", "taylorseer")
+STEP_CACHES = ("none", "cache_dit", "first_block", "mag_cache", "taylorseer")
 
 Engine = Literal["ar", "diffusion"]
 AR: tuple[Engine, ...] = ("ar",)
@@ -75,11 +75,6 @@ def _max_model_len(value: Any) -> Any:
 
 
 def _cache_backend(value: str) -> str:
-    if value == "cache_dit":
-        raise ValueError(
-            "cache-dit keeps its state per pipeline, and here requests take turns at every step; "
-            "the nearest one is first_block"
-        )
     if value not in STEP_CACHES:
         near = "; the nearest one is first_block" if value == "tea_cache" else ""
         near = near or did_you_mean(value, STEP_CACHES)
@@ -295,15 +290,19 @@ class StageKeys(Section):
     )
     cache_backend: Annotated[str, AfterValidator(_cache_backend)] | None = key(
         "Step cache, which leaves out blocks of the transformer where they would change little: "
-        f"{', '.join(STEP_CACHES)}. Calls of the transformer then run one at a time. Default: "
-        "`none`.",
+        f"{', '.join(STEP_CACHES)}. `cache_dit` needs the extra `cache-dit`, the others are "
+        "diffusers' own. Calls of the transformer then run one at a time. Default: `none`.",
         engines=DIFFUSION,
         flag=DIFFUSION,
     )
     cache_config: dict[str, Any] | None = key(
-        "Settings of the step cache, as diffusers calls them: `threshold` (`first_block`), "
-        "`mag_ratios` (a list, or `flux`) and `num_inference_steps` (`mag_cache`), "
-        "`cache_interval` (`taylorseer`), ...",
+        "Settings of the step cache. Of `cache_dit`: `Fn_compute_blocks`, `Bn_compute_blocks`, "
+        "`max_warmup_steps`, `max_cached_steps`, `max_continuous_cached_steps`, "
+        "`residual_diff_threshold`, `enable_taylorseer`, `taylorseer_order`, "
+        "`scm_steps_mask_policy` (`slow`, `medium`, `fast`, `ultra`), `scm_steps_policy` "
+        "(`dynamic`, `static`). Of the others, as diffusers calls them: `threshold` "
+        "(`first_block`), `mag_ratios` (a list, or `flux`) and `num_inference_steps` "
+        "(`mag_cache`), `cache_interval` (`taylorseer`), ...",
         engines=DIFFUSION,
         flag=DIFFUSION,
     )

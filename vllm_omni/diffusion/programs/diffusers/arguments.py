@@ -109,6 +109,14 @@ def call_arguments(
     return arguments
 
 
+def steps_of(cls: type[DiffusionPipeline], arguments: Mapping[str, Any]) -> int | None:
+    """Denoising steps that a call asks for; None if its pipeline does not count them."""
+    if sigmas := arguments.get("sigmas"):
+        return len(sigmas)
+    parameter = call_parameters(cls).get("num_inference_steps")
+    return arguments.get("num_inference_steps", parameter.default) if parameter else None
+
+
 def _guide_true_cfg(known: Mapping[str, Any], arguments: dict[str, Any]) -> None:
     """Let `true_cfg_scale` take effect: pipelines ignore it unless there is something to avoid, be
     it nothing (" ", as Qwen-Image's authors say)."""

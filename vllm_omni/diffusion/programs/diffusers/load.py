@@ -2,6 +2,7 @@
 """Loading a diffusers checkpoint: its components by diffusers' and transformers' own loaders."""
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
 from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
+from vllm_omni.diffusion.programs.diffusers.hook_cache import HookCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
 from vllm_omni.diffusion.programs.diffusers.schedule import (
@@ -66,7 +68,7 @@ def load(ctx: LoadContext) -> Loaded:
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(ctx.device)
     kit = Kit.of(pipeline)
-    adapters, cache = Adapters.of(pipeline, ctx), StepCache.of(pipeline, ctx)
+    adapters, cache = Adapters.of(pipeline, ctx), _step_cache(pipeline, ctx)
     components = {}
     for name, module in kit.models().items():
         module.eval().requires_grad_(False)
@@ -118,6 +120,22 @@ def _configure(pipeline: DiffusionPipeline, ctx: LoadContext) -> None:
             if vae is None or not hasattr(type(vae), method):
                 raise OmniConfigError(f"{flag}: the VAE of {type(pipeline).__name__} cannot")
             getattr(vae, method)()
+
+
+def _step_cache(pipeline: DiffusionPipeline, ctx: LoadContext) -> StepCache:
+    """The step cache that the deployment asks for."""
+    if ctx.cache_backend == "none":
+        return StepCache({})
+    if ctx.cache_backend != "cache_dit":
+        return HookCache.of(pipeline, ctx)
+    if importlib.util.find_spec("cache_dit") is None:
+        raise OmniConfigError(
+            "cache_backend = 'cache_dit': needs the package cache-dit, which is not installed: "
+            "pip install 'vllm-omni[cache-dit]'"
+        )
+    from vllm_omni.diffusion.programs.diffusers.dit_cache import DitCache
+
+    return DitCache.of(pipeline, ctx)
 
 
 def _random_models(

@@ -14,7 +14,11 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from vllm_omni.config.diffusers import modality_of
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
-from vllm_omni.diffusion.programs.diffusers.arguments import call_arguments, field_named_in
+from vllm_omni.diffusion.programs.diffusers.arguments import (
+    call_arguments,
+    field_named_in,
+    steps_of,
+)
 from vllm_omni.diffusion.programs.diffusers.embeddings import (
     EmbeddingCache,
     is_encoder,
@@ -77,6 +81,7 @@ def run(ctx: Program) -> None:
         facts=facts,
     )
     try:
+        step_cache.begin(ctx.request_id, steps_of(type(chosen), arguments))
         call.run()
     finally:
         step_cache.forget(ctx.request_id)

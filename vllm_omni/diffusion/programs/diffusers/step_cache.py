@@ -1,84 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step caches: blocks of a transformer that are left out where they would change little.
 
-The caches are diffusers' own hooks on the blocks. Each keeps what it remembers by the name of a
-`cache_context`, which the pipeline enters around its calls ("cond", "uncond"). Here a pipeline's
-`with` block spans the forwards of other requests, so it only notes the name; the context itself is
-entered around the one forward, under a name that is the request's own. Whether blocks are left out
-is decided for a whole forward, so each runs alone.
+A pipeline enters a `cache_context` around its calls ("cond", "uncond"), and a cache keeps what it
+remembers by that name. Here a pipeline's `with` block spans the forwards of other requests, so it
+only notes the name; the context itself is entered around the one forward, under a name that is the
+request's own. Whether blocks are left out is decided for a whole forward, so each runs alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
 from typing import Any, TypeVar
 
-import torch
-from diffusers import (
-    DiffusionPipeline,
-    FirstBlockCacheConfig,
-    MagCacheConfig,
-    TaylorSeerCacheConfig,
-)
-from diffusers.hooks import HookRegistry
-from diffusers.hooks.hooks import StateManager
-from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
-from diffusers.models.cache_utils import CacheMixin
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 
-from vllm_omni.config.problems import did_you_mean
 from vllm_omni.diffusion.proxy import make_proxy
-from vllm_omni.diffusion.spec import LoadContext
-from vllm_omni.errors import OmniConfigError
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-BACKENDS: Mapping[str, type] = {
-    "first_block": FirstBlockCacheConfig,
-    "mag_cache": MagCacheConfig,
-    "taylorseer": TaylorSeerCacheConfig,
-}
-
 
 class StepCache:
-    """The step cache of a replica's denoisers.
+    """The step cache of a replica's denoisers; this one is none.
 
     Args:
-        models: Those that have one, by name; it is enabled.
+        models: Those that have one, by name.
     """
 
-    def __init__(self, models: Mapping[str, CacheMixin]) -> None:
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._models = models
         self._views: dict[str, Any] = {}
-        self._managers = [m for model in models.values() for m in _state_managers(model)]
-
-    @classmethod
-    def of(cls, pipeline: DiffusionPipeline, ctx: LoadContext) -> "StepCache":
-        """The cache that a deployment asks for.
-
-        Raises:
-            OmniConfigError: Its settings are wrong, or none of the pipeline's models can have it.
-        """
-        if ctx.cache_backend == "none":
-            return cls({})
-        config = cache_settings(ctx.cache_backend, ctx.cache_config)
-        parts = pipeline.components.items()
-        models = {name: part for name, part in parts if isinstance(part, CacheMixin)}
-        for name, model in models.items():
-            try:
-                model.enable_cache(config)
-            except (ValueError, IndexError) as error:  # blocks that diffusers does not know
-                raise OmniConfigError(
-                    f"cache_backend = {ctx.cache_backend!r}: not for {name}: {error}"
-                ) from error
-        cache = cls(models)
-        if not cache._managers:
-            raise OmniConfigError(
-                f"cache_backend = {ctx.cache_backend!r}: no model of {type(pipeline).__name__} "
-                "can have it"
-            )
-        return cache
 
     def __contains__(self, component: str) -> bool:
         return component in self._models
@@ -86,7 +35,7 @@ class StepCache:
     @property
     def remembered(self) -> frozenset[str]:
         """Names of all contexts that something is kept of."""
-        return frozenset(name for manager in self._managers for name in _states(manager))
+        return frozenset()
 
     def view(self, name: str, model: ModuleT, note: Callable[[str], None]) -> ModuleT:
         """A component's proxy whose contexts are only noted; made once."""
@@ -94,18 +43,21 @@ class StepCache:
             self._views[name] = noting_contexts(model, note)
         return self._views[name]
 
-    def entered(self, component: str, context: str | None) -> AbstractContextManager[None]:
-        """A component's context, for one forward."""
-        if context is None:
-            return nullcontext()
-        return self._models[component].cache_context(context)
+    def begin(self, owner: str, steps: int | None) -> None:
+        """A request begins.
+
+        Args:
+            steps: How many it will take, if that is known.
+        """
+
+    def entered(
+        self, component: str, context: str | None
+    ) -> AbstractContextManager[nn.Module | None]:
+        """A component's context, for one forward; with what runs in its place, if something."""
+        return nullcontext()
 
     def forget(self, owner: str) -> None:
         """Free what is kept of a request."""
-        for manager in self._managers:
-            states = _states(manager)
-            for name in [name for name in states if name.startswith(context_name(owner, ""))]:
-                del states[name]
 
 
 def context_name(owner: str, name: str) -> str:
@@ -139,66 +91,3 @@ def noting_contexts(model: ModuleT, note: Callable[[str], None]) -> ModuleT:
 
 _RESET = "_reset_stateful_cache"
 """What pipelines call at their end."""
-
-
-def cache_settings(backend: str, given: Mapping[str, Any]) -> Any:
-    """diffusers' configuration of a cache.
-
-    Raises:
-        OmniConfigError: A setting is unknown or wrong.
-    """
-    cls = BACKENDS[backend]
-    kinds = {field.name: field.type for field in fields(cls)}
-    values = {}
-    for name, value in given.items():
-        if name not in kinds:
-            raise OmniConfigError(
-                f"cache_config.{name}: {backend} has no such setting"
-                f"{did_you_mean(name, kinds)} (known: {', '.join(kinds)})"
-            )
-        values[name] = _setting(name, kinds[name], value)
-    if backend == "mag_cache" and not {"mag_ratios", "calibrate"} & values.keys():
-        raise OmniConfigError(
-            "cache_config.mag_ratios: mag_cache needs the model's ratios, as a list or `flux`; "
-            "with `calibrate: true` it prints them"
-        )
-    try:
-        return cls(**values)
-    except (ValueError, TypeError) as error:
-        raise OmniConfigError(f"cache_config: {error}") from error
-
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def _setting(name: str, kind: Any, value: Any) -> Any:
-    if name == "mag_ratios" and value == "flux":
-        return FLUX_MAG_RATIOS
-    if name.endswith("_dtype"):
-        value = _DTYPES.get(value, value)
-    if isinstance(value, bool) and kind is not bool:
-        raise OmniConfigError(f"cache_config.{name} = {value!r}: should not be a boolean")
-    try:
-        config = ConfigDict(arbitrary_types_allowed=True)
-        return TypeAdapter(kind, config=config).validate_python(value)
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise OmniConfigError(f"cache_config.{name} = {value!r}: {reason}") from error
-
-
-def _state_managers(model: nn.Module) -> list[StateManager]:
-    """Where the hooks on a model's blocks keep what they remember; hooks may share one."""
-    found: dict[int, StateManager] = {}
-    for module in model.modules():
-        registry = vars(module).get("_diffusers_hook")
-        if not isinstance(registry, HookRegistry):
-            continue
-        for hook in registry.hooks.values():
-            managers = [part for part in vars(hook).values() if isinstance(part, StateManager)]
-            found.update((id(manager), manager) for manager in managers)
-    return list(found.values())
-
-
-def _states(manager: StateManager) -> dict[str, Any]:
-    # diffusers can forget all contexts, but not one.
-    return manager._state_cache

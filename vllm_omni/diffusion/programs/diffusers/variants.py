@@ -65,7 +65,7 @@ def _enter(name: str, context: str) -> None:
 
 def within(
     component: str, adapters: Adapters, cache: StepCache
-) -> Callable[[Hashable], AbstractContextManager[None]]:
+) -> Callable[[Hashable], AbstractContextManager[nn.Module | None]]:
     """See `Component.within`."""
     return partial(_within, component, adapters, cache)
 
@@ -73,9 +73,9 @@ def within(
 @contextmanager
 def _within(
     component: str, adapters: Adapters, cache: StepCache, variant: Hashable
-) -> Iterator[None]:
+) -> Iterator[nn.Module | None]:
     wanted = AS_IT_IS if variant is None else variant
     assert isinstance(wanted, Variant)
     adapters.activate(component, wanted.adapter)
-    with cache.entered(component, wanted.cache):
-        yield
+    with cache.entered(component, wanted.cache) as other:
+        yield other
