@@ -34,6 +34,7 @@ from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import diffusers as programs
 from vllm_omni.diffusion.programs.diffusers.load import load
 from vllm_omni.diffusion.spec import LoadContext, Loaded
+from vllm_omni.generation import PARAMETERS
 from vllm_omni.testing import diffusers_tiny
 
 FAMILIES = ("flux", "qwen_image")
@@ -47,6 +48,16 @@ CACHES: Mapping[str, tuple[str, dict[str, Any]]] = {
     # Made for a model whose blocks keep their magnitude, as none here is trained.
     "mag_cache": ("mag_cache", {"mag_ratios": [1.0] * STEPS, "num_inference_steps": STEPS}),
     "taylorseer": ("taylorseer", {"cache_interval": 3, "taylor_factors_dtype": "float32"}),
+    # Of two blocks, the first is always computed, so that at most half can be left out.
+    "cache_dit": ("cache_dit", {"residual_diff_threshold": 0.9}),
+    "cache_dit_taylorseer": (
+        "cache_dit",
+        {"residual_diff_threshold": 0.9, "enable_taylorseer": True},
+    ),
+    "cache_dit_scm": (
+        "cache_dit",
+        {"scm_steps_mask_policy": "medium", "scm_steps_policy": "static"},
+    ),
 }
 """Name -> `cache_backend`, `cache_config`."""
 EXACT_DB = 120.0
@@ -56,9 +67,8 @@ EXACT_DB = 120.0
 def messages(family: str, size: int) -> list[Message]:
     """The requests."""
     example = diffusers_tiny.recipe(family).examples[0]
-    known = ("num_frames", "guidance_scale")
-    own = {name: value for name, value in example.fixed.items() if name in known}
-    extra = {name: value for name, value in example.fixed.items() if name not in known}
+    own = {name: value for name, value in example.fixed.items() if name in PARAMETERS}
+    extra = {name: value for name, value in example.fixed.items() if name not in PARAMETERS}
     params = {**own, "height": size, "width": size, "num_inference_steps": STEPS}
     return [
         Message(
