@@ -2,6 +2,7 @@
 """What vLLM loads through the `vllm.general_plugins` entry point, in every process."""
 
 ARCHITECTURES = {
+    "CsmTalker": "vllm_omni.models.csm:CsmTalker",
     "Qwen2_5OmniTalker": "vllm_omni.models.qwen2_5_omni_talker:Qwen2_5OmniTalker",
     "Qwen3TTSTalker": "vllm_omni.models.qwen3_tts_talker:Qwen3TTSTalker",
     "Qwen3OmniMoeTalker": "vllm_omni.models.qwen3_omni_moe_talker:Qwen3OmniMoeTalker",

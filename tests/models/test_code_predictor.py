@@ -12,7 +12,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Reference,
 )
 
-from vllm_omni.models.code_predictor import CodePredictor, draw
+from vllm_omni.models.code_predictor import CodePredictor
+from vllm_omni.models.depth import draw
 from vllm_omni.models.interfaces import FrameSampling
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]

@@ -293,7 +293,8 @@ def _check_references(request: SpeechRequest, offer: SpeechOffer) -> None:
 def _voice(request: SpeechRequest, offer: SpeechOffer) -> str | None:
     if request.voice == DEFAULT_VOICE:
         request = replace(request, voice=None)
-    if request.references or request.speaker_embedding is not None:
+    recorded = bool(request.references) and not offer.voice_beside_references
+    if recorded or request.speaker_embedding is not None:
         _refuse(
             request.voice is not None and bool(offer.voices),
             "voice",

@@ -8,7 +8,7 @@ unchanged.
 
 from copy import deepcopy
 
-from transformers import PretrainedConfig, Qwen2_5OmniConfig, Qwen3OmniMoeConfig
+from transformers import CsmConfig, PretrainedConfig, Qwen2_5OmniConfig, Qwen3OmniMoeConfig
 
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 
@@ -25,6 +25,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _stage_config(config, config.talker_config, "Qwen2_5OmniTalker")
     if isinstance(config, Qwen3TTSConfig):
         return _qwen3_tts_talker(config)
+    if isinstance(config, CsmConfig):
+        return _stage_config(config, config, "CsmTalker")
     return config
 
 

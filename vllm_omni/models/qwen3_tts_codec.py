@@ -7,7 +7,7 @@ do is described in the technical report (arXiv 2601.15621) and by the authors' p
 
 import torch
 from torch import nn
-from transformers import MimiConfig, MimiModel
+from transformers import MimiConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalConvNet,
     Qwen3OmniMoeCausalTransConvNet,
@@ -18,6 +18,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecConfig, Qwen3TTSCodecDecoderConfig
+from vllm_omni.models.mimi import MimiEncoding
 
 _USAGE_FLOOR = 1e-5
 """Least usage that a codebook entry is taken to have had."""
@@ -166,29 +167,12 @@ def _decoder_block(
     return block
 
 
-class CodecEncoder(MimiModel):
+class CodecEncoder(MimiEncoding):
     """`encoder.*` of the codec: Mimi without what decodes."""
 
     def __init__(self, config: MimiConfig) -> None:
         super().__init__(config)
         del self.upsample, self.decoder_transformer, self.decoder
-
-    def frames(self, samples: torch.Tensor, groups: int) -> torch.Tensor:
-        """The first `groups` codes of each frame; the last frame may lack samples.
-
-        Args:
-            samples: float32 [batch, samples].
-            groups: Codes per frame.
-
-        Returns:
-            int32 [batch, frames, groups].
-        """
-        codes = self.encode(samples[:, None], num_quantizers=groups, return_dict=True).audio_codes
-        return codes.transpose(1, 2).int()
-
-    def whole_frames(self, samples: torch.Tensor, groups: int) -> torch.Tensor:
-        """As `frames`; of whole frames, each depends on nothing after it."""
-        return self.frames(samples, groups)
 
 
 class Codec(nn.Module):

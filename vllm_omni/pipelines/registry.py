@@ -79,6 +79,7 @@ BUILTINS = (
         "qwen3_omni_moe",
         thinker_only=True,
     ),
+    _Builtin("csm", ("CsmForConditionalGeneration",), "csm"),
     _Builtin("qwen3_tts", ("Qwen3TTSForConditionalGeneration",), "qwen3_tts"),
     _Builtin(
         "qwen2_5_omni",

@@ -30,6 +30,8 @@ class SpeechOffer:
         needs_transcript: A recording is of no use without what is said in it, unless
             `x_vector_only`.
         reference_seconds: Shortest and longest recording.
+        voice_beside_references: A voice can be named beside recordings: they are what was said
+            before, and by whom is for the family to know.
         extra: Names of the options that it reads from `SpeechRequest.extra`.
     """
 
@@ -42,6 +44,7 @@ class SpeechOffer:
     needs_reference: bool = False
     needs_transcript: bool = False
     reference_seconds: tuple[float, float] = (1.0, 30.0)
+    voice_beside_references: bool = False
     extra: frozenset[str] = frozenset()
 
 

@@ -4,6 +4,7 @@
 A program takes rows of `codes` and decode windows over them and emits `audio`.
 """
 
+from vllm_omni.diffusion.programs import mimi as _mimi
 from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
 from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
 from vllm_omni.diffusion.programs import qwen3_tts as _qwen3_tts
@@ -18,3 +19,7 @@ qwen2_5_omni = ProgramSpec("code2wav", _qwen2_5_omni.run, _qwen2_5_omni.load, "a
 qwen3_tts = ProgramSpec("code2wav", _qwen3_tts.run, _qwen3_tts.load, "audio")
 """`codes` int [frames, num_quantizers] -> float32 [samples] at 24 kHz; with the option `encode`,
 recordings -> codes and speaker embeddings."""
+
+csm = ProgramSpec("code2wav", _mimi.run, _mimi.load_csm, "audio")
+"""`codes` int [frames, num_quantizers] -> float32 [samples] at 24 kHz; with the option `encode`,
+recordings -> codes."""

@@ -12,12 +12,9 @@ floating point may leave one sample of the recording.)
 
 Encoding runs in one call, with the codec's attention window of 10 s. (The reference has it with
 flash attention only: under transformers 4 its other kinds of attention ignore it, and recordings
-longer than that get other codes.) Recordings of whole frames are padded at the end to run together;
-others run with those of their own length, as the codec pads what it makes of the last, incomplete
-frame in a way of its own.
+longer than that get other codes.)
 """
 
-import itertools
 import math
 
 import torch
@@ -26,19 +23,22 @@ from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecConfig, Qwen3TTSCodecDecoderConfig
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
+from vllm_omni.diffusion.programs.recordings import (
+    REFERENCE,
+    checked_recording,
+    encoded_frames,
+    received_recordings,
+)
 from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniClientError, OmniConfigError
-from vllm_omni.generation import media_name
 from vllm_omni.models.qwen3_tts_codec import CodecDecoder, CodecEncoder
 from vllm_omni.models.qwen3_tts_speaker import SpeakerEncoder
 
 FOLDER = "speech_tokenizer"
 """Of the codec in a checkpoint."""
 TOKENIZER_TYPE = "qwen3_tts_tokenizer_12hz"
-REFERENCE = "reference"
-"""Medium of recordings, and modality of what is made of them."""
 _PRE_SPAN = 2
 """Frames before the current one that the convolution before the transformer sees."""
 _RESIDUAL_SPAN = 6 * (1 + 3 + 9)
@@ -157,10 +157,7 @@ def _decode(ctx: Program) -> None:
 def _encode(ctx: Program) -> None:
     if not ctx.has("encoder"):
         raise OmniClientError("this checkpoint takes no recordings of a voice", param=REFERENCE)
-    recordings = _recordings(ctx)
-    if not recordings:
-        raise OmniClientError("there is no recording to encode", param=REFERENCE)
-    for index, samples in enumerate(recordings):
+    for index, samples in enumerate(received_recordings(ctx)):
         codes, x_vector = _encoded(ctx, samples)
         ctx.emit(
             REFERENCE,
@@ -175,36 +172,6 @@ def _encoded(ctx: Program, recording: torch.Tensor) -> tuple[torch.Tensor, torch
     encoder = ctx.component("encoder", CodecEncoder)
     speaker = ctx.component("speaker", SpeakerEncoder)
     hop = config.encode_downsample_rate
-    samples = _checked(recording, hop)[None].to(ctx.device)
-    encode = encoder.frames if samples.shape[1] % hop else encoder.whole_frames
-    codes = encode(samples, groups=config.encoder_valid_num_quantizers)
-    return codes[0].cpu(), speaker.embed(samples)[0].cpu()
-
-
-def _recordings(ctx: Program) -> list[torch.Tensor]:
-    """What the messages bring, to their end."""
-    tensors: dict[str, torch.Tensor] = {}
-    final = False
-    while not final:
-        message = ctx.receive()
-        tensors.update(message.tensors)
-        final = message.final
-    named = (tensors.get(media_name(REFERENCE, index)) for index in itertools.count())
-    return list(itertools.takewhile(lambda tensor: tensor is not None, named))
-
-
-def _checked(recording: torch.Tensor, least: int) -> torch.Tensor:
-    """The recording as float32 [samples].
-
-    Raises:
-        OmniClientError: It is too short, or has samples that are no numbers.
-    """
-    samples = recording.reshape(-1).float()
-    if len(samples) < least:
-        raise OmniClientError(
-            f"a recording of {len(samples)} samples is too short: at least {least} are needed",
-            param=REFERENCE,
-        )
-    if not samples.isfinite().all():
-        raise OmniClientError("a recording has samples that are no numbers", param=REFERENCE)
-    return samples
+    samples = checked_recording(recording, hop)[None].to(ctx.device)
+    codes = encoded_frames(encoder, samples, hop, config.encoder_valid_num_quantizers)
+    return codes, speaker.embed(samples)[0].cpu()

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 RECIPES: dict[str, str] = {
+    "csm": "vllm_omni.testing.tiny.csm",
     "qwen2_5_omni": "vllm_omni.testing.tiny.qwen2_5_omni",
     "qwen3_omni_moe": "vllm_omni.testing.tiny.qwen3_omni_moe",
     "qwen3_tts_base": "vllm_omni.testing.tiny.qwen3_tts:base",

@@ -19,9 +19,10 @@ from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig, Qwen3TTSTalkerConfig
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecConfig
-from vllm_omni.models.qwen3_tts_codec import Codebook, Codec, CodecEncoder
+from vllm_omni.models.qwen3_tts_codec import Codebook, Codec
 from vllm_omni.models.qwen3_tts_speaker import SpeakerEncoder
 from vllm_omni.testing.media import sound
+from vllm_omni.testing.tiny.mimi import fill_mimi_encoder
 from vllm_omni.testing.tiny.tokenizer import END_OF_TEXT, IM_END, IM_START, make_tokenizer
 from vllm_omni.testing.tiny.weights import randomize, set_level, shape_logits
 
@@ -351,36 +352,11 @@ def make_codec(config: Qwen3TTSCodecConfig, generator: torch.Generator) -> Codec
             table = torch.randn(module.embedding_sum.shape, generator=generator)
             module.cluster_usage.copy_(usage)
             module.embedding_sum.copy_(table * usage[:, None])
-    fill_encoder(codec.encoder, generator)
+    fill_mimi_encoder(codec.encoder, generator)
     groups = config.decoder_config.num_quantizers
     codes = torch.randint(CODEBOOK, (1, groups, 32), generator=generator)
     set_level(codec.decoder.decoder[-1].conv, lambda: codec.decoder(codes), rms=0.15)
     return codec
-
-
-def fill_encoder(encoder: CodecEncoder, generator: torch.Generator) -> None:
-    """Let sound through the convolutions, and spread the codebooks over what comes out."""
-    for param in encoder.encoder.parameters():
-        if param.dim() > 1:
-            param.mul_(3.0)
-    heard = torch.from_numpy(sound(2.0, SAMPLE_RATE, seed=3))[None, None]
-    latents: list[torch.Tensor] = []
-    hook = encoder.downsample.register_forward_hook(lambda *call: latents.append(call[2]))
-    encoder.encode(heard)
-    hook.remove()
-    quantizers = (
-        encoder.quantizer.semantic_residual_vector_quantizer,
-        encoder.quantizer.acoustic_residual_vector_quantizer,
-    )
-    for quantizer in quantizers:
-        projected = quantizer.input_proj(latents[0])
-        center, level = projected.mean(dim=(0, 2)), projected.std(dim=2).mean()
-        for depth, layer in enumerate(quantizer.layers):
-            book = layer.codebook
-            table = torch.randn(book.embed_sum.shape, generator=generator) * level * 0.6**depth
-            usage = 0.5 + torch.rand(book.cluster_usage.shape, generator=generator)
-            book.cluster_usage.copy_(usage)
-            book.embed_sum.copy_((table + (center if depth == 0 else 0)) * usage[:, None])
 
 
 def _save_tokenizer(tokenizer: Qwen2Tokenizer, out: Path) -> None:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CSM's backbone and depth decoder as a vLLM model class.
+
+Reference: transformers' `CsmForConditionalGeneration`. The backbone is vLLM's Llama. A frame is fed
+as the sum of the embeddings of its codes, each code out of a table of its group; the tables of all
+groups are one, one after the other.
+"""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import Cache, CsmConfig, CsmDepthDecoderForCausalLM, DynamicCache
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import SupportsQuant
+from vllm.model_executor.models.llama import LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from vllm_omni.models.codec_lm import CodecLM
+from vllm_omni.models.depth import DepthModel
+from vllm_omni.models.interfaces import Frames, FrameSampling
+from vllm_omni.pipelines.csm import end_ids
+
+
+class CsmDepthDecoder(CsmDepthDecoderForCausalLM, DepthModel):
+    """See `DepthModel`; inputs are as wide as the backbone.
+
+    Args:
+        config: The checkpoint's.
+    """
+
+    def __init__(self, config: CsmConfig) -> None:
+        own = deepcopy(config.depth_decoder_config)
+        # Inner modules take the config's dtype; vLLM says by the default dtype what it wants.
+        own.dtype = torch.get_default_dtype()
+        super().__init__(own)
+        self._codebook_size = config.codec_config.codebook_size
+
+    @property
+    def drawn_groups(self) -> int:
+        """See `DepthModel`."""
+        return self.config.num_codebooks - 1
+
+    @property
+    def drawn_vocabulary(self) -> int:
+        """See `DepthModel`: what the codec knows."""
+        return self._codebook_size
+
+    def new_cache(self) -> Cache:
+        """See `DepthModel`."""
+        return DynamicCache(config=self.config)
+
+    def advance(self, inputs: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """See `DepthModel`."""
+        model = self.model
+        hidden = model.inputs_embeds_projector(inputs)
+        rotation = model.rotary_emb(hidden, position_ids=positions)
+        for layer in model.layers:
+            # Without a mask, attention is causal over two positions, and over the cache for one.
+            hidden = layer(
+                hidden, attention_mask=None, past_key_values=cache, position_embeddings=rotation
+            )
+        return model.norm(hidden[:, -1])
+
+    def code_logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """See `DepthModel`."""
+        return hidden @ self.codebooks_head.weight[index, :, : self._codebook_size]
+
+    def code_embeds(self, index: int, codes: torch.Tensor) -> torch.Tensor:
+        """See `DepthModel`."""
+        return self.model.embed_tokens(codes + (index + 1) * self.config.vocab_size)
+
+
+class CsmTalker(CodecLM, SupportsQuant):
+    """The backbone with its depth decoder. Its vLLM config is the checkpoint's whole config.
+
+    Ids from the codec's codebook size on are never sampled. The last ones of the vocabulary mean,
+    as sampled tokens, that a frame was the end (`vllm_omni.pipelines.csm.end_ids`).
+    """
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "codec_model.": None,
+            # The one table of codes has either name, or both.
+            "backbone_model.embed_tokens.embed_audio_tokens.": "model.embed_tokens.",
+            "depth_decoder.model.embed_tokens.": "model.embed_tokens.",
+            "backbone_model.": "model.",
+        }
+    )
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config: CsmConfig = vllm_config.model_config.hf_config
+        self.config = config
+        self.groups = config.num_codebooks
+        self.input_width = config.hidden_size
+        self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model.embed_tokens = nn.Embedding(
+            config.num_codebooks * config.vocab_size, config.hidden_size
+        )
+        self.lm_head = ParallelLMHead(
+            config.vocab_size,
+            config.hidden_size,
+            quant_config=vllm_config.quant_config,
+            prefix=maybe_prefix(prefix, "lm_head"),
+        )
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.embed_text_tokens = nn.Embedding(config.text_vocab_size, config.hidden_size)
+        self.depth_decoder = CsmDepthDecoder(config)
+        self.depth_decoder.model.embed_tokens = self.model.embed_tokens
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self._end, self._end_with_sound = end_ids(config)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of first codes, int64 [n] -> [n, hidden_size]."""
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """[n, vocab_size] (None off TP rank 0); what the codec does not know is -inf."""
+        logits = self.logits_processor(self.lm_head, hidden_states)
+        if logits is not None:
+            logits[:, self.config.codec_config.codebook_size :] = float("-inf")
+        return logits
+
+    def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `CodecLM`."""
+        return self.embed_text_tokens(ids)
+
+    def embed_codes(self, group: int, codes: torch.Tensor) -> torch.Tensor:
+        """See `CodecLM`."""
+        return self.model.embed_tokens(codes + group * self.config.vocab_size)
+
+    def complete(
+        self, hidden: torch.Tensor, first: torch.Tensor, sampling: FrameSampling
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `CodecLM`."""
+        return self.depth_decoder.predict(hidden, first, sampling)
+
+    def frames(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
+    ) -> Frames:
+        """See `RowDriven`; a frame is the end if all of its codes but the last one say so."""
+        frames = super().frames(hidden, token_ids, sampling)
+        ends = frames.codes == self.config.codebook_eos_token_id
+        tokens = token_ids.masked_fill(ends[:, :-1].all(dim=1), self._end_with_sound)
+        return frames._replace(tokens=tokens.masked_fill(ends.all(dim=1), self._end))
+
+    def pad_input(self) -> torch.Tensor:
+        """See `RowDriven`: frames alone are fed after the prompt."""
+        return self.embed_text_tokens.weight.new_zeros(self.input_width)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load all but the codec, which belongs to another stage."""
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
