@@ -107,6 +107,26 @@ def test_qwen2_5_configs(
     assert_refused(model, key)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("codec_config", None, "should be the config of stage 'code2wav'"),
+        ("codec_config.num_quantizers", 8, "should equal codec_config.num_quantizers, which is 8"),
+        ("depth_decoder_config.vocab_size", 2052, "should equal vocab_size, which is 2051"),
+        ("depth_decoder_config.backbone_hidden_size", 32, "should equal hidden_size, which is 64"),
+        ("codec_config.codebook_size", 2050, "should be at least 2052"),
+        ("tie_codebooks_embeddings", False, "should be true"),
+        ("codebook_eos_token_id", 2050, "from 0 to 2047"),
+    ],
+)
+def test_csm_configs(
+    key: str, value: Any, says: str, tiny_checkpoint: TINY, tmp_path: Path
+) -> None:
+    model = copied(tiny_checkpoint("csm"), tmp_path)
+    changed(model, key, value)
+    assert_refused(model, says)
+
+
 VOICE = {"cond": torch.zeros(1, 16), "ref_mel": torch.zeros(1, 9, 80), "bos_token": 5}
 
 

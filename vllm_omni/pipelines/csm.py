@@ -44,7 +44,7 @@ def end_ids(config: PretrainedConfig) -> tuple[int, int]:
 
 
 def constraints(config: PretrainedConfig) -> Mapping[str, Any]:
-    """Either end stops the speech."""
+    """Either end stops the speech. (`min_tokens` holds neither back, as in the reference.)"""
     return {"stop_token_ids": list(end_ids(config)), "ignore_eos": True, "detokenize": False}
 
 
@@ -63,7 +63,9 @@ def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
     yield from equal(f"{own}backbone_hidden_size", depth.backbone_hidden_size, "hidden_size", width)
     if size < codec.codebook_size + 2:
         least = codec.codebook_size + 2
-        yield Problem("vocab_size", size, f"should be codec_config.codebook_size + 2, {least}")
+        yield Problem(
+            "vocab_size", size, f"should be at least {least}, codec_config.codebook_size + 2"
+        )
     if not config.tie_codebooks_embeddings:
         yield Problem("tie_codebooks_embeddings", False, "should be true: one table serves both")
     yield from token_ids(
