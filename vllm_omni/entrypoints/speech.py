@@ -229,6 +229,11 @@ def checked(request: SpeechRequest, offer: SpeechOffer) -> SpeechRequest:
     if frames is not None:
         whole = isinstance(frames, int) and not isinstance(frames, bool) and frames >= 1
         _refuse(not whole, "initial_codec_chunk_frames", "should be a positive whole number")
+    _refuse(
+        request.non_streaming is False and not offer.streams_text,
+        "non_streaming_mode",
+        "the whole text stands in this model's prompt",
+    )
     _check_extra(request, offer)
     _check_references(request, offer)
     return replace(
@@ -266,9 +271,15 @@ def _check_references(request: SpeechRequest, offer: SpeechOffer) -> None:
             f"{given} recordings, this model takes {offer.max_references}",
         )
     if request.speaker_embedding is not None:
-        _refuse(not offer.max_references, "speaker_embedding", "this model takes none")
+        taken = offer.max_references and offer.speaker_embeddings
+        _refuse(not taken, "speaker_embedding", "this model takes none")
         finite = np.isfinite(request.speaker_embedding).all()
         _refuse(not finite, "speaker_embedding", "should hold finite numbers")
+    _refuse(
+        request.x_vector_only and bool(given) and not offer.speaker_embeddings,
+        "x_vector_only_mode",
+        "this model takes a recording as a whole",
+    )
     least, most = offer.reference_seconds
     for reference in request.references:
         _refuse(reference.samples.ndim != 1, field, "should be one channel of samples")
@@ -284,7 +295,8 @@ def _check_references(request: SpeechRequest, offer: SpeechOffer) -> None:
         _refuse(
             offer.needs_transcript and not request.x_vector_only and not reference.text,
             "ref_text",
-            "say what is spoken in the recording, or ask for x_vector_only_mode",
+            "say what is spoken in the recording"
+            + (", or ask for x_vector_only_mode" if offer.speaker_embeddings else ""),
         )
         if reference.text is not None:
             _check_text(reference.text, "ref_text")

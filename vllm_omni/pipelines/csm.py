@@ -99,6 +99,8 @@ class Csm:
             voices=SPEAKERS,
             max_references=MAX_TURNS,
             needs_transcript=True,
+            speaker_embeddings=False,
+            streams_text=False,
             voice_beside_references=True,
             extra=frozenset({SPEAKER_OPTION}),
         )

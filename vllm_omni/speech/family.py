@@ -29,6 +29,9 @@ class SpeechOffer:
         needs_reference: It has no voice but that of a recording (or a speaker embedding).
         needs_transcript: A recording is of no use without what is said in it, unless
             `x_vector_only`.
+        speaker_embeddings: Of a recording it can take the speaker alone (`x_vector_only`), or be
+            given that as an embedding; if it can clone voices at all.
+        streams_text: A text can follow one token per frame (`non_streaming` is false).
         reference_seconds: Shortest and longest recording.
         voice_beside_references: A voice can be named beside recordings: they are what was said
             before, and by whom is for the family to know.
@@ -43,6 +46,8 @@ class SpeechOffer:
     max_references: int = 0
     needs_reference: bool = False
     needs_transcript: bool = False
+    speaker_embeddings: bool = True
+    streams_text: bool = True
     reference_seconds: tuple[float, float] = (1.0, 30.0)
     voice_beside_references: bool = False
     extra: frozenset[str] = frozenset()

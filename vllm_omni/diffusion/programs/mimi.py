@@ -19,14 +19,13 @@ from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, dec
 from vllm_omni.diffusion.programs.recordings import (
     REFERENCE,
     checked_recording,
-    encoded_frames,
     received_recordings,
 )
 from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniConfigError
-from vllm_omni.models.mimi import MimiCodec
+from vllm_omni.models.mimi import MimiCodec, MimiEncoding
 
 _UPSAMPLE_SPAN = 1
 """Frames before the current one that the transposed convolution before the transformer sees."""
@@ -78,6 +77,27 @@ def components(codec: MimiCodec) -> Loaded:
         ),
     }
     return Loaded({"codec": Component(codec, rules)}, {"config": config})
+
+
+def encoded_frames(
+    encoder: MimiEncoding, samples: torch.Tensor, hop: int, groups: int
+) -> torch.Tensor:
+    """Codes of a recording.
+
+    Recordings of whole frames are padded at the end to run together; others run with those of their
+    own length, as Mimi pads what it makes of the last, incomplete frame in a way of its own.
+
+    Args:
+        encoder: Its calls may be the engine's.
+        samples: float32 [1, n].
+        hop: Samples per frame.
+        groups: Codes per frame.
+
+    Returns:
+        int32 [frames, groups], on the CPU.
+    """
+    encode = encoder.frames if samples.shape[1] % hop else encoder.whole_frames
+    return encode(samples, groups=groups)[0].cpu()
 
 
 def load_csm(ctx: LoadContext) -> Loaded:

@@ -23,10 +23,10 @@ from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecConfig, Qwen3TTSCodecDecoderConfig
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
+from vllm_omni.diffusion.programs.mimi import encoded_frames
 from vllm_omni.diffusion.programs.recordings import (
     REFERENCE,
     checked_recording,
-    encoded_frames,
     received_recordings,
 )
 from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput

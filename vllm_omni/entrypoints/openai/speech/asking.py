@@ -123,7 +123,7 @@ class Asking:
             raise at_fault("ref_audio", "is needed: this model speaks in the voice of a recording")
         x_vector_only = bool(body.x_vector_only_mode)
         if offer.needs_transcript and not x_vector_only:
-            _check_transcripts(references)
+            _check_transcripts(references, offer)
         return SpeechRequest(
             text=text,
             voice=voice,
@@ -298,10 +298,8 @@ def _references_of(voice: Voice, text: str | list[str] | None) -> tuple[Referenc
     return (Reference(voice.samples, record.sample_rate, said or record.ref_text),)
 
 
-def _check_transcripts(references: Sequence[Reference]) -> None:
+def _check_transcripts(references: Sequence[Reference], offer: SpeechOffer) -> None:
+    instead = "; or send `x_vector_only_mode`: true" if offer.speaker_embeddings else ""
     for reference in references:
         if not (reference.text or "").strip():
-            raise at_fault(
-                "ref_text",
-                "is needed: what is said in the recording; or send `x_vector_only_mode`: true",
-            )
+            raise at_fault("ref_text", f"is needed: what is said in the recording{instead}")
