@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Higgs-Audio v2 as a vLLM model class: Llama with a feed-forward network of its own for sound.
+
+Reference: transformers' `HiggsAudioV2ForConditionalGeneration`. Whether a position is sound is
+known where its embedding is made, so a flag rides behind the embedding (`projection_dim` of the
+stage's config is the width with it), and layers choose by it without asking the host. Both networks
+run on all positions; the unused result is dropped.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PretrainedConfig
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsQuant
+from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from vllm_omni.models.codec_lm import DelayCodecLM
+from vllm_omni.models.delay import DelayPattern
+from vllm_omni.models.groups import draw_groups
+from vllm_omni.models.interfaces import FrameSampling
+from vllm_omni.pipelines.higgs_audio_v2 import delays, end_token
+
+
+class HiggsAudioV2DecoderLayer(LlamaDecoderLayer):
+    """Attention is shared; norms and the feed-forward network are those of text or of sound."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, prefix: str = "", config: PretrainedConfig | None = None
+    ) -> None:
+        super().__init__(vllm_config, prefix, config)
+        config = config or vllm_config.model_config.hf_config
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.audio_mlp = LlamaMLP(
+            hidden_size=width,
+            intermediate_size=config.intermediate_size,
+            hidden_act=config.hidden_act,
+            quant_config=vllm_config.quant_config,
+            bias=config.mlp_bias,
+            prefix=f"{prefix}.audio_mlp",
+        )
+        self.audio_input_layernorm = RMSNorm(width, eps=eps)
+        self.audio_post_attention_layernorm = RMSNorm(width, eps=eps)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+        is_audio: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As vLLM's layer; `is_audio` is bool [n, 1]."""
+        stream = hidden_states if residual is None else hidden_states + residual
+        attended = self.self_attn(
+            positions=positions,
+            hidden_states=torch.where(
+                is_audio, self.audio_input_layernorm(stream), self.input_layernorm(stream)
+            ),
+        )
+        stream = stream + attended
+        made = torch.where(
+            is_audio,
+            self.audio_mlp(self.audio_post_attention_layernorm(stream)),
+            self.mlp(self.post_attention_layernorm(stream)),
+        )
+        return made, stream
+
+
+class CodeEmbeddings(nn.Module):
+    """Embeddings of all groups' codes, one table after another."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        size = config.codebook_size
+        self.embed_audio_tokens = nn.Embedding(config.num_codebooks * size, config.hidden_size)
+        self.offsets: torch.Tensor
+        offsets = torch.arange(config.num_codebooks) * size
+        self.register_buffer("offsets", offsets, persistent=False)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """The sum over groups, int64 [n, groups] -> [n, hidden_size]."""
+        return self.embed_audio_tokens(codes + self.offsets).sum(dim=-2)
+
+
+class HiggsAudioV2Model(LlamaModel):
+    """The backbone; its inputs have the flag as their last column."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(
+            vllm_config=vllm_config, prefix=prefix, layer_type=HiggsAudioV2DecoderLayer
+        )
+        config = vllm_config.model_config.hf_config
+        self.embed_tokens = VocabParallelEmbedding(
+            config.text_vocab_size, config.hidden_size, quant_config=vllm_config.quant_config
+        )
+        self.embed_audio_tokens = CodeEmbeddings(config)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """[n, hidden_size + 1] -> [n, hidden_size] (final norm's)."""
+        assert inputs_embeds is not None
+        hidden, flag = inputs_embeds[:, :-1], inputs_embeds[:, -1:]
+        return super().forward(
+            None, positions, None, inputs_embeds=hidden.contiguous(), is_audio=flag > 0.5
+        )
+
+
+class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
+    """The codec language model. Its vLLM config is the checkpoint's, see `hf_overrides`."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={"text_lm_head.": None, "audio_decoder_proj.": None}
+    )
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.config = config
+        self.groups = config.num_codebooks
+        self.input_width = config.hidden_size + 1
+        self.end_token = end_token(config)
+        self.pattern = DelayPattern(
+            delays(config), config.audio_stream_bos_id, config.audio_stream_eos_id
+        )
+        self.model = HiggsAudioV2Model(
+            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model")
+        )
+        self.audio_lm_head = nn.Linear(
+            config.hidden_size, self.groups * config.codebook_size, bias=False
+        )
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Codes of the first group, int64 [n] -> [n, input_width]."""
+        return self.embed_codes(0, input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.embed_input_ids(input_ids)
+        return self.model(None, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Of the first group, [n, codebook_size + 1]; the end is -inf, only `frames` says it."""
+        first = self.audio_lm_head.weight[: self.config.codebook_size]
+        logits = functional.linear(hidden_states, first)
+        return functional.pad(logits, (0, 1), value=float("-inf"))
+
+    def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `PromptFed`."""
+        return _flagged(self.model.embed_tokens(ids), 0)
+
+    def embed_codes(self, group: int, codes: torch.Tensor) -> torch.Tensor:
+        """See `PromptFed`; a row's flag comes with its first group."""
+        table = self.model.embed_audio_tokens.embed_audio_tokens
+        return _flagged(table(codes + group * self.config.codebook_size), int(group == 0))
+
+    def embed_row(self, codes: torch.Tensor) -> torch.Tensor:
+        """See `DelayCodecLM`."""
+        return _flagged(self.model.embed_audio_tokens(codes), 1)
+
+    def draw_others(self, hidden: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+        """See `DelayCodecLM`."""
+        size = self.config.codebook_size
+        logits = functional.linear(hidden, self.audio_lm_head.weight[size:]).float()
+        return draw_groups(logits.view(len(hidden), -1, size), sampling)
+
+    def pad_input(self) -> torch.Tensor:
+        """See `RowDriven`; nothing: what follows the prompt is the model's own rows."""
+        return self.audio_lm_head.weight.new_zeros(self.input_width)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load all but the text head, which makes no sound."""
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
+
+def _flagged(embeddings: torch.Tensor, flag: int) -> torch.Tensor:
+    """[n, hidden_size] -> [n, hidden_size + 1]."""
+    return functional.pad(embeddings, (0, 1), value=float(flag))
