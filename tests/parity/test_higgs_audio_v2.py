@@ -66,6 +66,8 @@ class Expected:
     def __init__(self, model: Path) -> None:
         self.rows: list[torch.Tensor] = []
         self._model = HiggsAudioV2ForConditionalGeneration.from_pretrained(model).eval()
+        # With it, transformers draws even where it is told to be greedy.
+        self._model.generation_config.ras_win_len = None
         loaded = higgs_audio_v2.load(LoadContext(str(model), torch.device("cpu")))
         decoder = loaded.components["decoder"].module
         assert isinstance(decoder, CodecDecoder)

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from vllm_omni.models.delay import DelayPattern
+from vllm_omni.models.groups import draw_groups
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+from vllm_omni.models.repetition import Repetition
 
 
 class PromptFed(nn.Module, ABC):
@@ -94,25 +96,28 @@ class DelayCodecLM(PromptFed):
 
     What it emits are rows of the pattern, the last one (all end codes) included.
 
-    Attributes:
+    Args:
         pattern: Of the delays.
         end_token: What counts as sampled with that last row; a stop token of the stage.
+        repetition: What is drawn anew; None for nothing.
     """
 
-    omni_capabilities: ClassVar[OmniCapabilities] = OmniCapabilities(
-        row_driven=True, emits=("codes",), frame_memory=DelayPattern.MEMORY
-    )
-    pattern: DelayPattern
-    end_token: int
+    def __init__(
+        self, pattern: DelayPattern, end_token: int, repetition: Repetition | None = None
+    ) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.groups = len(pattern.delays)
+        self._end_token = end_token
+        self._repetition = repetition
+        noted = 0 if repetition is None else repetition.memory(self.groups)
+        self.omni_capabilities = OmniCapabilities(
+            row_driven=True, emits=("codes",), frame_memory=DelayPattern.MEMORY + noted
+        )
 
     @abstractmethod
-    def draw_others(self, hidden: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
-        """Codes of groups 1.. as the model would have them, int64 [b, groups - 1].
-
-        Args:
-            hidden: [b, hidden_size]; what the first code was sampled from.
-            sampling: How to draw.
-        """
+    def code_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of all groups, [b, hidden_size] -> float32 [b, groups, vocabulary]."""
 
     @abstractmethod
     def embed_row(self, codes: torch.Tensor) -> torch.Tensor:
@@ -122,13 +127,21 @@ class DelayCodecLM(PromptFed):
         self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
     ) -> Frames:
         """See `RowDriven`; codes are replaced where the pattern forces them."""
-        drawn = torch.cat([token_ids[:, None], self.draw_others(hidden, sampling)], dim=1)
-        step = self.pattern.step(drawn, sampling.memory)
+        logits = self.code_logits(hidden)
+        others = draw_groups(logits[:, 1:], sampling)
+        drawn = torch.cat([token_ids[:, None], others], dim=1)
+        memory, window = sampling.memory.tensor_split([DelayPattern.MEMORY], dim=1)
+        if self._repetition is not None and not sampling.all_greedy:
+            drawn = self._repetition.redrawn(drawn, logits, window, sampling)
+        step = self.pattern.step(drawn, memory)
+        noted = step.memory
+        if self._repetition is not None:
+            noted = torch.cat([noted, self._repetition.noted(step.codes, window)], dim=1)
         return Frames(
             codes=step.codes,
             inputs=self.embed_row(step.codes),
-            tokens=torch.where(step.ended, self.end_token, step.codes[:, 0]),
-            memory=step.memory,
+            tokens=torch.where(step.ended, self._end_token, step.codes[:, 0]),
+            memory=noted,
         )
 
 

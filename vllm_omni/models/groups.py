@@ -21,12 +21,7 @@ def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
     """
     if sampling.all_greedy:
         return logits.argmax(dim=-1)
-    # From a request's own generator, so its codes do not depend on what it is batched with.
-    noise = torch.empty_like(logits)
-    if len(sampling.generators) < len(logits):
-        noise.exponential_()
-    for index, generator in sampling.generators.items():
-        noise[index].exponential_(generator=generator)
+    noise = _noise(logits, sampling)
     groups = logits.shape[1]
     each = replace(
         sampling,
@@ -35,3 +30,19 @@ def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
         top_p=sampling.top_p.repeat_interleave(groups),
     )
     return draw(logits.flatten(0, 1), each, noise.flatten(0, 1)).view(-1, groups)
+
+
+def draw_untempered(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+    """As `draw_groups`, by the model's own probabilities, of requests that are not greedy."""
+    return (logits.softmax(dim=-1) / _noise(logits, sampling)).argmax(dim=-1)
+
+
+def _noise(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+    """Exponential noise, shaped like the logits; from a request's own generator where it has one,
+    so its codes do not depend on what it is batched with."""
+    noise = torch.empty_like(logits)
+    if len(sampling.generators) < len(logits):
+        noise.exponential_()
+    for index, generator in sampling.generators.items():
+        noise[index].exponential_(generator=generator)
+    return noise

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PretrainedConfig
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
+from vllm.transformers_utils.config import try_get_generation_config
 
 from vllm_omni.models.codec_lm import DelayCodecLM
 from vllm_omni.models.delay import DelayPattern
-from vllm_omni.models.groups import draw_groups
-from vllm_omni.models.interfaces import FrameSampling
+from vllm_omni.models.repetition import Repetition
 from vllm_omni.pipelines.higgs_audio_v2 import delays, end_token
 
 
@@ -129,15 +129,15 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
     }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
         config = vllm_config.model_config.hf_config
-        self.config = config
-        self.groups = config.num_codebooks
-        self.input_width = config.hidden_size + 1
-        self.end_token = end_token(config)
-        self.pattern = DelayPattern(
-            delays(config), config.audio_stream_bos_id, config.audio_stream_eos_id
+        begin, end = config.audio_stream_bos_id, config.audio_stream_eos_id
+        super().__init__(
+            DelayPattern(delays(config), begin, end),
+            end_token(config),
+            _repetition(vllm_config.model_config, (begin, end)),
         )
+        self.config = config
+        self.input_width = config.hidden_size + 1
         self.model = HiggsAudioV2Model(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model")
         )
@@ -182,11 +182,9 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
         """See `DelayCodecLM`."""
         return _flagged(self.model.embed_audio_tokens(codes), 1)
 
-    def draw_others(self, hidden: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+    def code_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DelayCodecLM`."""
-        size = self.config.codebook_size
-        logits = functional.linear(hidden, self.audio_lm_head.weight[size:]).float()
-        return draw_groups(logits.view(len(hidden), -1, size), sampling)
+        return self.audio_lm_head(hidden).float().view(len(hidden), self.groups, -1)
 
     def pad_input(self) -> torch.Tensor:
         """See `RowDriven`; nothing: what follows the prompt is the model's own rows."""
@@ -195,6 +193,14 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load all but the text head, which makes no sound."""
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
+
+def _repetition(config: ModelConfig, ignored: tuple[int, ...]) -> Repetition | None:
+    """What the checkpoint's generation config says of it, which vLLM does not read."""
+    found = try_get_generation_config(config.model, config.trust_remote_code, config.revision)
+    settings = {} if found is None else found.to_dict()
+    rows, most = settings.get("ras_win_len"), settings.get("ras_win_max_num_repeat")
+    return Repetition(rows, most, ignored) if rows and most else None
 
 
 def _flagged(embeddings: torch.Tensor, flag: int) -> torch.Tensor:

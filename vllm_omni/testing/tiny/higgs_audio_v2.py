@@ -64,6 +64,8 @@ CODES = 1024
 BEGIN_CODE, END_CODE = 1024, 1025
 STOP = 1.75
 """Factor on the logit of the end code."""
+REPETITION = {"ras_win_len": 7, "ras_win_max_num_repeat": 2}
+"""As published. transformers draws anew under greedy decoding, too, unless told not to."""
 SAMPLE_RATE = 24_000
 
 
@@ -150,7 +152,8 @@ def write(out: Path, seed: int) -> None:
     codec = out / "audio_tokenizer"
     codec.mkdir()
     _write_json(out / "config.json", whole)
-    _write_json(out / "generation_config.json", {"eos_token_id": whole["eos_token_id"]})
+    generation = {"eos_token_id": whole["eos_token_id"], **REPETITION}
+    _write_json(out / "generation_config.json", generation)
     _write_json(codec / "config.json", codec_config())
     model = make_model(HiggsAudioV2Config(**whole), generator)
     _save(model.state_dict(), out / "model.safetensors")
