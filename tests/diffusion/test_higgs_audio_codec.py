@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import HiggsAudioV2TokenizerConfig
 
 from tests.diffusion.codecs import cut, run_streams
@@ -252,6 +253,25 @@ def test_the_hubs_cache_may_hold_the_codec(apart: Path) -> None:
     shutil.copytree(apart / "here", snapshot)
     loaded = higgs_audio_v2.load(LoadContext(str(apart / "model"), torch.device("cpu")))
     assert set(loaded.components) == {"decoder", "encoder"}
+
+
+def test_weight_norms_may_have_their_older_names(apart: Path, loaded: Loaded) -> None:
+    file = apart / "here" / "audio_tokenizer" / "model.safetensors"
+    norm = ".parametrizations.weight.original"
+    older = {norm + "0": ".weight_g", norm + "1": ".weight_v"}
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        for new, old in older.items():
+            name = name.replace(new, old)
+        tensors[name] = tensor
+    assert any(name.endswith(".weight_g") for name in tensors)
+    save_file(tensors, file)
+    shutil.copy(apart / "model" / "config.json", apart / "here")
+    again = higgs_audio_v2.load(LoadContext(str(apart / "here"), torch.device("cpu")))
+    for part, component in again.components.items():
+        known = loaded.components[part].module.state_dict()
+        for name, tensor in component.module.state_dict().items():
+            assert torch.equal(tensor, known[name])
 
 
 def test_no_codec_is_a_configuration_error(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:

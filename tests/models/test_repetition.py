@@ -34,7 +34,7 @@ def sampling(*temperatures: float) -> FrameSampling:
 @settings(max_examples=50, deadline=None)
 @given(CODE_ROWS, st.integers(1, 3))
 def test_what_is_too_often(rows: list[list[int]], most: int) -> None:
-    """Logits allow the ignored code alone, so what is drawn anew shows; a greedy request's is not."""
+    """Logits allow the ignored code alone, so what is drawn anew shows; greedy is greedy."""
     repetition = Repetition(ROWS, most, IGNORED)
     memory = torch.zeros(2, repetition.memory(GROUPS), dtype=torch.int64)
     logits = torch.full((2, GROUPS, CODES), -1e9)

@@ -98,6 +98,8 @@ class HiggsAudioV2:
         instructions=True,
         max_references=MAX_REFERENCES,
         needs_transcript=True,
+        speaker_embeddings=False,
+        streams_text=False,
     )
 
     def __init__(self, config: PretrainedConfig, model: str, tokenizer: TokenizerLike) -> None:
