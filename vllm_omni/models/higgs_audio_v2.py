@@ -3,11 +3,13 @@
 
 Reference: transformers' `HiggsAudioV2ForConditionalGeneration`. Whether a position is sound is
 known where its embedding is made, so a flag rides behind the embedding (`projection_dim` of the
-stage's config is the width with it), and layers choose by it without asking the host. Both networks
-run on all positions; the unused result is dropped.
+stage's config is the width with it), and layers choose by it without waiting for the device. Both
+networks run on all positions, and the unused result is dropped; but on a CPU, where looking costs
+nothing, a step of one kind of position (decoding is all sound) runs one of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -27,6 +29,38 @@ from vllm_omni.models.codec_lm import DelayCodecLM
 from vllm_omni.models.delay import DelayPattern
 from vllm_omni.models.repetition import Repetition
 from vllm_omni.pipelines.higgs_audio_v2 import delays, end_token
+
+Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What the positions of a step are.
+
+    Attributes:
+        is_audio: Bool [n, 1]; the others are text.
+        any_audio: Some may be sound.
+        any_text: Some may be text.
+    """
+
+    is_audio: torch.Tensor
+    any_audio: bool
+    any_text: bool
+
+    @classmethod
+    def of(cls, is_audio: torch.Tensor) -> "Kinds":
+        """Looks at them where that needs no synchronization."""
+        if is_audio.is_cpu and not torch.compiler.is_compiling():
+            return cls(is_audio, bool(is_audio.any()), not bool(is_audio.all()))
+        return cls(is_audio, True, True)
+
+    def choose(self, inputs: torch.Tensor, audio: Transform, text: Transform) -> torch.Tensor:
+        """Each position [n, width] through the transform of its kind."""
+        if not self.any_text:
+            return audio(inputs)
+        if not self.any_audio:
+            return text(inputs)
+        return torch.where(self.is_audio, audio(inputs), text(inputs))
 
 
 class HiggsAudioV2DecoderLayer(LlamaDecoderLayer):
@@ -54,23 +88,20 @@ class HiggsAudioV2DecoderLayer(LlamaDecoderLayer):
         positions: torch.Tensor,
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
-        is_audio: torch.Tensor,
+        kinds: Kinds,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As vLLM's layer; `is_audio` is bool [n, 1]."""
+        """As vLLM's layer."""
         stream = hidden_states if residual is None else hidden_states + residual
-        attended = self.self_attn(
-            positions=positions,
-            hidden_states=torch.where(
-                is_audio, self.audio_input_layernorm(stream), self.input_layernorm(stream)
-            ),
-        )
-        stream = stream + attended
-        made = torch.where(
-            is_audio,
-            self.audio_mlp(self.audio_post_attention_layernorm(stream)),
-            self.mlp(self.post_attention_layernorm(stream)),
-        )
+        normed = kinds.choose(stream, self.audio_input_layernorm, self.input_layernorm)
+        stream = stream + self.self_attn(positions=positions, hidden_states=normed)
+        made = kinds.choose(stream, self._audio_network, self._text_network)
         return made, stream
+
+    def _audio_network(self, stream: torch.Tensor) -> torch.Tensor:
+        return self.audio_mlp(self.audio_post_attention_layernorm(stream))
+
+    def _text_network(self, stream: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.post_attention_layernorm(stream))
 
 
 class CodeEmbeddings(nn.Module):
@@ -113,7 +144,7 @@ class HiggsAudioV2Model(LlamaModel):
         assert inputs_embeds is not None
         hidden, flag = inputs_embeds[:, :-1], inputs_embeds[:, -1:]
         return super().forward(
-            None, positions, None, inputs_embeds=hidden.contiguous(), is_audio=flag > 0.5
+            None, positions, None, inputs_embeds=hidden.contiguous(), kinds=Kinds.of(flag > 0.5)
         )
 
 
