@@ -12,11 +12,13 @@ from transformers import PretrainedConfig, Qwen2_5OmniConfig, Qwen3OmniMoeConfig
 
 from vllm_omni.config.pipeline import EdgeContext, EdgeState
 from vllm_omni.errors import OmniClientError, OmniGenerateError
+from vllm_omni.framing import ChunkPolicy
 from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt
 from vllm_omni.outputs import TokenOutput
 from vllm_omni.pipelines import qwen2_5_omni, qwen3_omni_moe
 from vllm_omni.pipelines.speakers import SPEAKERS_FILE
+from vllm_omni.pipelines.speech import CodecEdge
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -375,3 +377,43 @@ def test_thinker_only_checkpoints(family: str) -> None:
     module = FAMILIES[family]
     assert module.THINKER_ONLY.output_modalities == ("text",)
     assert module.PIPELINE.output_modalities == ("text", "audio")
+
+
+LAG = 3
+"""Rows after its own that a frame of `delayed_edge` needs."""
+
+
+def delayed_edge(config: PretrainedConfig, streaming: bool) -> CodecEdge:
+    """Of a model whose rows are a delay pattern's."""
+    return CodecEdge(
+        context(config, streaming),
+        end_ids=frozenset({CODEC_END}),
+        drops_unfed=False,
+        policy=ChunkPolicy.one_shot(),
+        options={},
+        lag=LAG,
+    )
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("streaming", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 30), sizes=st.lists(st.integers(1, 5), min_size=31, max_size=31))
+def test_frames_of_a_delay_pattern_wait_for_their_rows(
+    reason: str, streaming: bool, configs, rows: int, sizes: list[int]
+) -> None:
+    """A-65: too few rows are nothing; of the others each window has the rows that it needs."""
+    tokens = [7] * rows + ([CODEC_END] if reason == "stop" else [])
+    messages = decode(delayed_edge(configs["qwen3_omni_moe"], streaming), tokens, reason, sizes)
+    if rows <= LAG:
+        assert messages == []
+        return
+    windows = [window for message in messages for window in message.windows]
+    assert [w.emit_from for w in windows] == [0, *(w.emit_to for w in windows[:-1])]
+    assert windows[-1].emit_to == rows - LAG
+    sent = 0
+    for message in messages:
+        sent += len(message.spans)
+        assert all(window.stop + LAG <= sent for window in message.windows)
+    assert sent == rows
+    assert messages[-1].final

@@ -19,6 +19,7 @@ NAMED = SpeechOffer(
     24000, voices=("Vivian", "Ryan"), languages=("Auto", "english"), tasks=("CustomVoice",)
 )
 CLONING = SpeechOffer(24000, max_references=1, needs_reference=True, needs_transcript=True)
+WHOLE = SpeechOffer(24000, max_references=1, speaker_embeddings=False, streams_text=False)
 
 
 def recording(seconds: float = 2.0, text: str | None = "hello", seed: int = 0) -> Reference:
@@ -55,6 +56,17 @@ def test_the_default_voice(voice: str | None) -> None:
         (SpeechRequest(text="Hi", extra={"pitch": 2}), NAMED, "extra_params.pitch"),
         (SpeechRequest(text="Hi", initial_frames=0), NAMED, "initial_codec_chunk_frames"),
         (SpeechRequest(text="Hi", references=(recording(),)), NAMED, "ref_audio"),
+        (SpeechRequest(text="Hi", non_streaming=False), WHOLE, "non_streaming_mode"),
+        (
+            SpeechRequest(text="Hi", references=(recording(),), x_vector_only=True),
+            WHOLE,
+            "x_vector_only_mode",
+        ),
+        (
+            SpeechRequest(text="Hi", speaker_embedding=np.zeros(4, np.float32)),
+            WHOLE,
+            "speaker_embedding",
+        ),
         (SpeechRequest(text="Hi"), CLONING, "ref_audio"),
         (SpeechRequest(text="Hi", references=(recording(),) * 2), CLONING, "ref_audio"),
         (SpeechRequest(text="Hi", references=(recording(0),)), CLONING, "ref_audio"),

@@ -57,12 +57,16 @@ class RowUpdate(msgspec.Struct, frozen=True, array_like=True):
 def frame_sampling(params: SamplingParams) -> FrameSampling:
     """How to draw inside of a frame, given a talker's sampling parameters.
 
-    `extra_args["subtalker_sampling_params"]` says so. A greedy talker is greedy throughout, as in
-    transformers, and the request's seed is the frame's seed.
+    `extra_args["subtalker_sampling_params"]` says so; without it the further codes are drawn as
+    the first one is. A greedy talker is greedy throughout, as in transformers, and the request's
+    seed is the frame's seed.
     """
     if params.temperature == 0:
         return FrameSampling(seed=params.seed)
-    wanted = (params.extra_args or {}).get(SUBTALKER) or {}
+    wanted = (params.extra_args or {}).get(SUBTALKER)
+    if wanted is None:
+        top_k = max(0, params.top_k)
+        return FrameSampling(params.temperature, top_k, params.top_p, params.seed)
     try:
         given = {key: value for key, value in dict(wanted).items() if key in _SUBTALKER_KEYS}
         drawn = msgspec.convert({"seed": params.seed, **given}, SubtalkerSampling)

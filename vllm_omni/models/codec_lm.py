@@ -2,8 +2,9 @@
 """The codec language model of a text-to-speech checkpoint (DESIGN.md section 6).
 
 A vLLM decoder is fed the sum of what stands at each position: a text token, a codec frame, a
-vector; it samples the first code of the next frame, and a small model inside of the step completes
-that frame. A family says how its parts are embedded and how a frame is completed.
+vector; it samples the first code of the next frame. The other codes come from a small model inside
+of the step (`CodecLM`) or from heads of their own, delayed (`DelayCodecLM`). A family says how its
+parts are embedded and how a frame is completed.
 """
 
 from abc import ABC, abstractmethod
@@ -13,20 +14,21 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from vllm_omni.models.delay import DelayPattern
+from vllm_omni.models.groups import draw_groups
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+from vllm_omni.models.repetition import Repetition
 
 
-class CodecLM(nn.Module, ABC):
-    """`RowDriven` by the rows of a `SpeechPrompt`: `text`, `codes` and, of some, `vector`.
+class PromptFed(nn.Module, ABC):
+    """The input half of `RowDriven`: rows of a `SpeechPrompt`, `text`, `codes` and, of some,
+    `vector`.
 
     Attributes:
         groups: Codes per frame.
         input_width: Width of embeddings.
     """
 
-    omni_capabilities: ClassVar[OmniCapabilities] = OmniCapabilities(
-        row_driven=True, emits=("codes",)
-    )
     groups: int
     input_width: int
 
@@ -36,7 +38,31 @@ class CodecLM(nn.Module, ABC):
 
     @abstractmethod
     def embed_codes(self, group: int, codes: torch.Tensor) -> torch.Tensor:
-        """Codes of a group, int [n] -> [n, input_width]. Special codes are in group 0."""
+        """Codes of a group, int [n] -> [n, input_width]."""
+
+    def row_inputs(
+        self, rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, token_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """See `RowDriven`; rows are int32 `text` [n] and `codes` [n, groups], -1 for nothing, and
+        floating `vector` [n, input_width]."""
+        inputs = _where_given(rows["text"], self.embed_text)
+        for group in range(self.groups):
+            inputs = inputs + _where_given(
+                rows["codes"][:, group], lambda ids, group=group: self.embed_codes(group, ids)
+            )
+        return inputs + rows["vector"] if "vector" in rows else inputs
+
+    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `RowDriven`; the width is the hidden size already."""
+        return inputs
+
+
+class CodecLM(PromptFed):
+    """`RowDriven`; a small model completes each frame. Special codes are in group 0 only."""
+
+    omni_capabilities: ClassVar[OmniCapabilities] = OmniCapabilities(
+        row_driven=True, emits=("codes",)
+    )
 
     @abstractmethod
     def complete(
@@ -53,18 +79,6 @@ class CodecLM(nn.Module, ABC):
             Codes int64 [b, groups - 1] and their embeddings [b, groups - 1, input_width].
         """
 
-    def row_inputs(
-        self, rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, token_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """See `RowDriven`; rows are int32 `text` [n] and `codes` [n, groups], -1 for nothing, and
-        floating `vector` [n, input_width]."""
-        inputs = _where_given(rows["text"], self.embed_text)
-        for group in range(self.groups):
-            inputs = inputs + _where_given(
-                rows["codes"][:, group], lambda ids, group=group: self.embed_codes(group, ids)
-            )
-        return inputs + rows["vector"] if "vector" in rows else inputs
-
     def frames(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
     ) -> Frames:
@@ -76,9 +90,59 @@ class CodecLM(nn.Module, ABC):
             inputs=torch.cat([first[:, None], embeds], dim=1).sum(dim=1),
         )
 
-    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `RowDriven`; the width is the hidden size already."""
-        return inputs
+
+class DelayCodecLM(PromptFed):
+    """`RowDriven`; every code has a head of its own, and the codes of a frame are delayed.
+
+    What it emits are rows of the pattern, the last one (all end codes) included.
+
+    Args:
+        pattern: Of the delays.
+        end_token: What counts as sampled with that last row; a stop token of the stage.
+        repetition: What is drawn anew; None for nothing.
+    """
+
+    def __init__(
+        self, pattern: DelayPattern, end_token: int, repetition: Repetition | None = None
+    ) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.groups = len(pattern.delays)
+        self._end_token = end_token
+        self._repetition = repetition
+        noted = 0 if repetition is None else repetition.memory(self.groups)
+        self.omni_capabilities = OmniCapabilities(
+            row_driven=True, emits=("codes",), frame_memory=DelayPattern.MEMORY + noted
+        )
+
+    @abstractmethod
+    def code_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of all groups, [b, hidden_size] -> float32 [b, groups, vocabulary]."""
+
+    @abstractmethod
+    def embed_row(self, codes: torch.Tensor) -> torch.Tensor:
+        """The sum of a row's embeddings, int64 [b, groups] -> [b, input_width]."""
+
+    def frames(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
+    ) -> Frames:
+        """See `RowDriven`; codes are replaced where the pattern forces them."""
+        logits = self.code_logits(hidden)
+        others = draw_groups(logits[:, 1:], sampling)
+        drawn = torch.cat([token_ids[:, None], others], dim=1)
+        memory, window = sampling.memory.tensor_split([DelayPattern.MEMORY], dim=1)
+        if self._repetition is not None and not sampling.all_greedy:
+            drawn = self._repetition.redrawn(drawn, logits, window, sampling)
+        step = self.pattern.step(drawn, memory)
+        noted = step.memory
+        if self._repetition is not None:
+            noted = torch.cat([noted, self._repetition.noted(step.codes, window)], dim=1)
+        return Frames(
+            codes=step.codes,
+            inputs=self.embed_row(step.codes),
+            tokens=torch.where(step.ended, self._end_token, step.codes[:, 0]),
+            memory=noted,
+        )
 
 
 def _where_given(ids: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -8,10 +8,17 @@ unchanged.
 
 from copy import deepcopy
 
-from transformers import CsmConfig, PretrainedConfig, Qwen2_5OmniConfig, Qwen3OmniMoeConfig
+from transformers import (
+    CsmConfig,
+    HiggsAudioV2Config,
+    PretrainedConfig,
+    Qwen2_5OmniConfig,
+    Qwen3OmniMoeConfig,
+)
 
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 
+HIGGS_AUDIO_V2_TALKER = "HiggsAudioV2Talker"
 _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 QWEN3_MROPE_SECTION = [24, 20, 20]
 """What transformers' Qwen3-Omni rotary embedding assumes if the config does not say."""
@@ -27,6 +34,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _qwen3_tts_talker(config)
     if isinstance(config, CsmConfig):
         return _stage_config(config, config, "CsmTalker")
+    if isinstance(config, HiggsAudioV2Config):
+        return _higgs_audio_v2_talker(config)
     return config
 
 
@@ -51,6 +60,18 @@ def _qwen3_tts_talker(config: Qwen3TTSConfig) -> PretrainedConfig:
     # Its three dimensions of position are always equal: vLLM need not know that there are three.
     rope = talker.rope_parameters
     talker.rope_parameters = {key: value for key, value in rope.items() if key not in _MROPE_KEYS}
+    return talker
+
+
+def _higgs_audio_v2_talker(config: HiggsAudioV2Config) -> PretrainedConfig:
+    if config.architectures == [HIGGS_AUDIO_V2_TALKER]:
+        return config
+    talker = _stage_config(config, config, HIGGS_AUDIO_V2_TALKER)
+    talker.text_vocab_size = config.vocab_size
+    # What is sampled: the first group's codes, and an id for the end, which only all groups show.
+    talker.vocab_size = config.codebook_size + 1
+    # vLLM's name for the width of what is fed: with a flag that says what is sound.
+    talker.projection_dim = config.hidden_size + 1
     return talker
 
 

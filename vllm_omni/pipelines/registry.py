@@ -73,6 +73,7 @@ class _Builtin:
 
 
 BUILTINS = (
+    _Builtin("higgs_audio_v2", ("HiggsAudioV2ForConditionalGeneration",), "higgs_audio_v2"),
     _Builtin(
         "qwen3_omni_moe",
         ("Qwen3OmniMoeForConditionalGeneration",),

@@ -223,6 +223,8 @@ class CodecEdge:
         drops_unfed: The last frame of a stream that `max_tokens` ended is dropped.
         policy: How the stream is cut if the deployment does not say.
         options: What the program is told about the request.
+        lag: Rows after its own that a frame needs: of a delay pattern, its longest delay. The
+            program makes frames of the rows.
     """
 
     def __init__(
@@ -233,11 +235,13 @@ class CodecEdge:
         drops_unfed: bool,
         policy: ChunkPolicy,
         options: dict[str, str],
+        lag: int = 0,
     ) -> None:
         self._streaming = ctx.streaming
         self._end_ids = end_ids
         self._drops_unfed = drops_unfed
         self._options = options
+        self._lag = lag
         self._beside = list(ctx.beside)
         self._ledger = RowLedger()
         self._windower = Windower(_policy(ctx, policy))
@@ -253,26 +257,27 @@ class CodecEdge:
             return self._finish(output)
         if not self._streaming:
             return None
-        frames = min(self._ledger.stop, self._tokens)
+        frames = max(0, min(self._ledger.stop, self._tokens) - self._lag)
         windows = self._windower.push(frames - self._windower.received)
         return self._message(frames, windows, final=False) if windows else None
 
     def _finish(self, output: TokenOutput) -> ProgramInput | None:
         ended = output.new_token_ids and output.new_token_ids[-1] in self._end_ids
-        frames = self._tokens
+        rows = self._tokens
         if ended or (self._drops_unfed and output.finish_reason == "length"):
-            frames -= 1
-        if self._ledger.stop < frames:
+            rows -= 1
+        if self._ledger.stop < rows:
             raise OmniGenerateError(
-                f"the talker sampled {frames} frames and emitted {self._ledger.stop}"
+                f"the talker sampled {rows} frames and emitted {self._ledger.stop}"
             )
-        if frames <= 0 and not self._started:
+        frames = max(0, rows - self._lag)
+        if frames == 0 and not self._started:
             return None
         windows = self._windower.push(frames - self._windower.received, final=True)
         return self._message(frames, windows, final=True)
 
     def _message(self, frames: int, windows: list[Window], final: bool) -> ProgramInput:
-        batch = self._ledger.take(frames, partial=final)
+        batch = self._ledger.take(frames + self._lag, partial=final)
         if len(batch.offsets) != sum(span.count for span in batch.spans):
             raise OmniGenerateError("the talker emitted part of a span of frames twice")
         options = {} if self._started else dict(self._options)

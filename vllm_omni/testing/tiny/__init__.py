@@ -16,6 +16,7 @@ from pathlib import Path
 
 RECIPES: dict[str, str] = {
     "csm": "vllm_omni.testing.tiny.csm",
+    "higgs_audio_v2": "vllm_omni.testing.tiny.higgs_audio_v2",
     "qwen2_5_omni": "vllm_omni.testing.tiny.qwen2_5_omni",
     "qwen3_omni_moe": "vllm_omni.testing.tiny.qwen3_omni_moe",
     "qwen3_tts_base": "vllm_omni.testing.tiny.qwen3_tts:base",

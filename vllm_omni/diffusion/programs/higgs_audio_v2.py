@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Higgs-Audio v2's codec: rows of a delay pattern to a waveform, and a recording to codes.
+
+Reference: transformers' `HiggsAudioV2TokenizerModel` and `HiggsAudioV2Processor.batch_decode`.
+Windows are counted in whole frames, which are made of the rows here; too few rows are none (row
+A-65). Codes that are none of the codec (begin, end) become its last one, as in the reference.
+
+Decoding is exact over windows (see `twosided`). Recordings of the same length are encoded together:
+the semantic model hears the whole recording, and padding would change its codes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import HiggsAudioV2Config, HiggsAudioV2TokenizerConfig
+from transformers.initialization import no_init_weights
+
+from vllm_omni.diffusion.program import Program
+from vllm_omni.diffusion.programs.frames import RowBuffer
+from vllm_omni.diffusion.programs.higgs_files import codec_place
+from vllm_omni.diffusion.programs.recordings import (
+    REFERENCE,
+    checked_recording,
+    received_recordings,
+)
+from vllm_omni.diffusion.programs.twosided import Reach, TwoSidedDecoding
+from vllm_omni.diffusion.rules import CallRules
+from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
+from vllm_omni.diffusion.weights import checkpoint_config, read_tensors
+from vllm_omni.errors import OmniConfigError
+from vllm_omni.models.higgs_audio_codec import CodecDecoder, CodecEncoder
+from vllm_omni.pipelines.higgs_audio_v2 import delays
+from vllm_omni.speech.delay import undelayed
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_KERNEL_SPAN = 3
+"""Samples on each side that a convolution of kernel size 7 sees."""
+_RESIDUAL_SPAN = _KERNEL_SPAN * (1 + 3 + 9)
+"""Likewise, the three residual units of a decoder block."""
+
+
+def decoder_reach(config: HiggsAudioV2TokenizerConfig) -> Reach:
+    """Frames that the samples of a frame depend on."""
+    first, last = 0, config.hop_length - 1
+    first, last = first - _KERNEL_SPAN, last + _KERNEL_SPAN
+    for stride in reversed(config.acoustic_model_config.upsampling_ratios):
+        first, last = first - _RESIDUAL_SPAN, last + _RESIDUAL_SPAN
+        padding = math.ceil(stride / 2)
+        # A transposed convolution of kernel size 2 * stride.
+        first = math.ceil((first + padding + 1) / stride) - 2
+        last = (last + padding) // stride
+    return Reach(_KERNEL_SPAN - first, last + _KERNEL_SPAN)
+
+
+class DelayedFrames:
+    """Frames that come as rows of a delay pattern.
+
+    Args:
+        delays: Of each group.
+        size: Codes are below this; what is not becomes the last one.
+    """
+
+    def __init__(self, delays: tuple[int, ...], size: int) -> None:
+        self._delays = delays
+        self._size = size
+        self._rows = RowBuffer()
+
+    def add(self, rows: torch.Tensor) -> torch.Tensor:
+        """Take rows, integer [n, groups]; the frames that they complete, int64 [m, groups].
+
+        Raises:
+            ValueError: There is another number of groups.
+        """
+        if rows.shape[1:] != (len(self._delays),):
+            raise ValueError(
+                f"rows have {tuple(rows.shape[1:])} codes, the decoder takes {len(self._delays)}"
+            )
+        self._rows.append(rows)
+        frames = undelayed(self._rows.rows(self._rows.start, self._rows.stop), self._delays)
+        self._rows.forget(self._rows.start + len(frames))
+        return frames.long().clamp(0, self._size - 1)
+
+
+def components(
+    config: HiggsAudioV2TokenizerConfig,
+    decoder: CodecDecoder,
+    encoder: CodecEncoder,
+    delays: tuple[int, ...],
+) -> Loaded:
+    """The models as the program uses them."""
+    parts = {
+        "decoder": Component(decoder, {"forward": CallRules()}),
+        "encoder": Component(encoder, {"forward": CallRules()}),
+    }
+    return Loaded(parts, {"config": config, "delays": delays, "reach": decoder_reach(config)})
+
+
+def load(ctx: LoadContext) -> Loaded:
+    """Load the codec, in float32: another precision would change the codes of recordings.
+
+    Raises:
+        OmniConfigError: There is none, or it does not fit the model.
+    """
+    whole = checkpoint_config(ctx)
+    if not isinstance(whole, HiggsAudioV2Config):
+        raise OmniConfigError(f"checkpoint {ctx.model!r} is no Higgs-Audio v2")
+    place, folder = codec_place(ctx)
+    config = HiggsAudioV2TokenizerConfig.from_pretrained(
+        place.model, subfolder=folder, revision=place.revision
+    )
+    if config.num_quantizers != whole.num_codebooks:
+        raise OmniConfigError(
+            f"checkpoint {ctx.model!r} makes {whole.num_codebooks} codes per frame, the codec in "
+            f"{place.model!r} takes {config.num_quantizers}"
+        )
+    tensors = {} if ctx.random_weights else _codec_tensors(place, folder)
+    decoder = _module(ctx, CodecDecoder, config, tensors)
+    return components(config, decoder, _module(ctx, CodecEncoder, config, tensors), delays(whole))
+
+
+def _codec_tensors(place: LoadContext, folder: str) -> dict[str, torch.Tensor]:
+    """All of the codec's, named as torch names weight norms now."""
+    renamed = {
+        ".weight_g": ".parametrizations.weight.original0",
+        ".weight_v": ".parametrizations.weight.original1",
+    }
+    tensors = {}
+    for name, tensor in read_tensors(place, "", folder).items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        tensors[name] = tensor
+    return tensors
+
+
+def _module(
+    ctx: LoadContext,
+    make: Callable[[HiggsAudioV2TokenizerConfig], ModuleT],
+    config: HiggsAudioV2TokenizerConfig,
+    tensors: dict[str, torch.Tensor],
+) -> ModuleT:
+    """A part of the codec; without tensors, at random."""
+    if not tensors:
+        module = make(config)
+    else:
+        with no_init_weights():
+            module = make(config)
+        wanted = module.state_dict()
+        try:
+            module.load_state_dict({k: v for k, v in tensors.items() if k in wanted}, strict=True)
+        except RuntimeError as error:
+            raise OmniConfigError(f"codec of {ctx.model!r}: {error}") from error
+    return module.to(device=ctx.device, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def run(ctx: Program) -> None:
+    """Decode, or encode if the option `encode` is true.
+
+    Decoding: windows of frames, as rows `codes` (int [rows, groups]), to `audio` (float32
+    [samples]).
+
+    Encoding: `reference.0`, ... (float32 [samples], mono, 24 kHz) to one `reference` each, with
+    `codes` (int32 [frames, groups]).
+    """
+    if ctx.options.get("encode"):
+        _encode(ctx)
+    else:
+        _decode(ctx)
+
+
+def _decode(ctx: Program) -> None:
+    config: HiggsAudioV2TokenizerConfig = ctx.assets["config"]
+    decoder = ctx.component("decoder", CodecDecoder)
+    hop = config.hop_length
+    frames = DelayedFrames(ctx.assets["delays"], config.codebook_size)
+    decoding = TwoSidedDecoding(decoder, hop, ctx.assets["reach"], ctx.device)
+
+    def emit(samples: torch.Tensor | None) -> None:
+        if samples is not None:
+            meta = {"sample_rate": config.sample_rate, "frames": len(samples) // hop}
+            ctx.emit("audio", {"audio": samples}, meta)
+
+    final = False
+    while not final:
+        message = ctx.receive()
+        final = message.final
+        if "codes" in message.tensors:
+            decoding.append(frames.add(message.tensors["codes"]))
+        for window in message.windows:
+            emit(decoding.advance(window))
+    emit(decoding.finish())
+
+
+def _encode(ctx: Program) -> None:
+    config: HiggsAudioV2TokenizerConfig = ctx.assets["config"]
+    encoder = ctx.component("encoder", CodecEncoder)
+    for index, recording in enumerate(received_recordings(ctx)):
+        samples = checked_recording(recording, config.hop_length)[None].to(ctx.device)
+        codes = encoder(samples)[0].T.int().cpu()
+        ctx.emit(REFERENCE, {"codes": codes}, {"index": index, "frames": len(codes)})

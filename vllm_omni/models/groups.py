@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drawing the codes of several groups at once, where none depends on another."""
+
+from dataclasses import replace
+
+import torch
+
+from vllm_omni.models.depth import draw
+from vllm_omni.models.interfaces import FrameSampling
+
+
+def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+    """One code per group and request, as `draw` draws one per request.
+
+    Args:
+        logits: float32 [b, groups, vocabulary].
+        sampling: Parameters of the b requests.
+
+    Returns:
+        int64 [b, groups].
+    """
+    if sampling.all_greedy:
+        return logits.argmax(dim=-1)
+    noise = _noise(logits, sampling)
+    groups = logits.shape[1]
+    each = replace(
+        sampling,
+        temperature=sampling.temperature.repeat_interleave(groups),
+        top_k=sampling.top_k.repeat_interleave(groups),
+        top_p=sampling.top_p.repeat_interleave(groups),
+    )
+    return draw(logits.flatten(0, 1), each, noise.flatten(0, 1)).view(-1, groups)
+
+
+def draw_untempered(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+    """As `draw_groups`, by the model's own probabilities, of requests that are not greedy."""
+    return (logits.softmax(dim=-1) / _noise(logits, sampling)).argmax(dim=-1)
+
+
+def _noise(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+    """Exponential noise, shaped like the logits; from a request's own generator where it has one,
+    so its codes do not depend on what it is batched with."""
+    noise = torch.empty_like(logits)
+    if len(sampling.generators) < len(logits):
+        noise.exponential_()
+    for index, generator in sampling.generators.items():
+        noise[index].exponential_(generator=generator)
+    return noise
