@@ -38,6 +38,9 @@ def test_a_sound_of_each_format(server: GenerationServer) -> None:
     faster, _ = decode_audio(generate(server, speed=2.0).content)
     assert len(faster) == pytest.approx(len(samples) / 2, rel=0.15)
     assert rate > 0
+    for start in (0, 0.5):
+        later, _ = decode_audio(generate(server, audio_length=1, audio_start=start).content)
+        assert len(later) == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,7 @@ def test_a_sound_of_each_format(server: GenerationServer) -> None:
     [
         ("input", ""),
         ("audio_length", -1),
+        ("audio_length", 1e-9),
         ("audio_length", 1e6),
         ("response_format", "midi"),
         ("speed", 9),

@@ -148,7 +148,7 @@ def test_errors_are_events_with_codes_and_the_session_goes_on(server: SpeechServ
         ({"type": "session.config", "voice": "nobody"}, "400", "voice"),
         ({"type": "session.config", "word_timestamps": True}, "400", "word_timestamps"),
         ({"type": "session.config", "model": "gpt"}, "model_not_found", "model"),
-        (text("x" * 70_000), "session_full", "text"),
+        (text("x"), "invalid_event", "session.config"),  # its settings were refused
     ]
     with session(server) as socket:
         for event, code, param in wrong:
@@ -156,6 +156,9 @@ def test_errors_are_events_with_codes_and_the_session_goes_on(server: SpeechServ
             (error,) = until(socket, "error")
             assert str(error["error"]["code"]) == code, error
             assert param is None or error["error"]["param"] == param
+        send(socket, {"type": "session.config"})
+        send(socket, text("x" * 70_000))
+        assert until(socket, "error")[-1]["error"]["code"] == "session_full"
         for words in (f"{IS_REFUSED} at once.", f" {FAILS_LATE} it fails.", " Good."):
             send(socket, text(words))
         send(socket, DONE)
@@ -168,13 +171,42 @@ def test_errors_are_events_with_codes_and_the_session_goes_on(server: SpeechServ
 def test_what_waits_is_bounded(server: SpeechServer) -> None:
     with session(server, PCM, text(f"{NEVER_ENDS} ends."), DONE) as socket:
         until(socket, "audio.start")
-        for _ in range(9):
+        for _ in range(8):
             send(socket, PCM)
+            send(socket, text("More."))
+            send(socket, DONE)
         assert until(socket, "error")[-1]["error"]["code"] == "session_full"
+    server.wait_idle()
+    with session(server, PCM, text(f"{NEVER_ENDS} ends."), DONE) as socket:
+        until(socket, "audio.start")
         for _ in range(17):
             send(socket, text("a. " * 1333))
         assert until(socket, "error")[-1]["error"]["code"] == "session_full"
     server.wait_idle()
+
+
+def test_settings_count_while_their_text_waits(server: SpeechServer) -> None:
+    with session(server) as socket:
+        for turn in range(12):
+            for event in (PCM, text(f"Turn {turn}."), DONE):
+                send(socket, event)
+            assert starts(until(socket, "session.done")) == [f"Turn {turn}."]
+
+
+@pytest.mark.parametrize("bad", [{"voice": "nobody"}, {"speed": 99}, {"voice": 3}])
+def test_text_is_not_spoken_by_the_settings_before(server: SpeechServer, bad: Any) -> None:
+    with session(server, PCM | {"voice": "ryan"}, PCM | bad, text("Hello."), DONE) as socket:
+        received = until(socket, "session.done")
+        assert [each["type"] for each in received] == ["error", "error", "session.done"]
+        for event in (PCM, text("Hello."), DONE):
+            send(socket, event)
+        assert starts(until(socket, "session.done")) == ["Hello."]
+
+
+def test_a_model_that_is_none(server: SpeechServer) -> None:
+    url = f"ws://{server.address}/v1/audio/speech/stream?model={'a' * 5000}"
+    with connect(url, legacy=True) as socket:
+        assert until(socket, "error")[-1]["error"]["param"] == "model"
 
 
 def test_long_text_without_a_mark_is_cut(server: SpeechServer) -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a text that is spoken in pieces is cut."""
 
+import sys
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,3 +76,29 @@ def test_any_text_is_kept(text: str, granularity: Granularity) -> None:
 def test_a_long_word_is_cut() -> None:
     assert [len(piece) for piece in split("x" * 1000, "none", 300)] == [300, 300, 300, 100]
     assert split("aaaa bbbb cccc", "none", 10) == ["aaaa bbbb", " cccc"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A. " * 21845, "\n" * 65536, " \n" * 32768, "(1.) " * 13000, "a" + "." * 65000, "a, " * 21845],
+)
+@pytest.mark.parametrize("granularity", ["sentence", "clause"])
+def test_work_grows_with_the_text_only(text: str, granularity: Granularity) -> None:
+    """Counted in calls of Python code, which a text twice as long has twice as many of."""
+
+    def calls(text: str) -> int:
+        count = 0
+
+        def profile(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(profile)
+        try:
+            pieces = split(text, granularity, 4096)
+        finally:
+            sys.setprofile(None)
+        assert "".join(pieces) == text
+        return count
+
+    assert calls(text) < 3 * calls(text[: len(text) // 2]) + 1000

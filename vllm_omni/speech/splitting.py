@@ -5,7 +5,7 @@ The pieces joined are the text. Where it is cut does not depend on how it came: 
 when the character behind it is known.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import regex as re
@@ -15,23 +15,35 @@ Granularity = Literal["none", "sentence", "clause"]
 MIN_CLAUSE = 12
 """Characters before which a clause is not worth a generation of its own."""
 
-_CLOSERS = r"[\"'”’»)\]」』）】》〉]*+"
-_SPACED_ENDS = r"[.!?…؟۔]++"
+_CLOSERS = "\"'”’»)]」』）】》〉"
+_SPACED_ENDS = ".!?…؟۔"
 """Marks that end a sentence if a space follows them."""
-_ENDS = r"[。！？｡．।॥።։។៕]"
+_ENDS = "。！？｡．।॥។៕"
 """Marks that end a sentence whatever follows them."""
-_SPACED_PAUSES = r"[,;:،؛]"
-_PAUSES = r"(?:[，、；：]|—++)"
+_SPACED_PAUSES = ",;:،؛"
+_PAUSES = "，、；：—"
+_SPACES = "".join(chr(c) for c in range(0x3001) if chr(c).isspace())
+_UNDECIDED = _CLOSERS + _SPACED_ENDS + _ENDS + _SPACED_PAUSES + _PAUSES + _SPACES
+"""What may belong to a mark that is not whole yet."""
 
-# Possessive throughout: a mark at the end of what has come is no end yet.
+
+def _any(characters: str) -> str:
+    return f"[{re.escape(characters, special_only=False)}]"
+
+
+# Possessive throughout: a mark at the end of what has come is no end yet. A run of marks or spaces
+# is looked at from its beginning only, so that a long one costs no more than its length.
 _SENTENCE = re.compile(
-    rf"(?:{_ENDS}(?:{_ENDS}|[!?…])*+{_CLOSERS}(?=[\s\S]))"
-    rf"|(?:(?P<spaced>{_SPACED_ENDS}){_CLOSERS}(?=\s))"
-    r"|(?:\n\s*+(?=\S))"
+    rf"(?:{_any(_ENDS)}(?:{_any(_ENDS)}|[!?…])*+{_any(_CLOSERS)}*+(?=[\s\S]))"
+    rf"|(?:(?<!{_any(_SPACED_ENDS)})(?P<spaced>{_any(_SPACED_ENDS)}++){_any(_CLOSERS)}*+(?=\s))"
+    r"|(?:(?<!\s)(?P<space>\s++)(?=\S))"
 )
-_CLAUSE = re.compile(rf"(?:{_SPACED_PAUSES}{_CLOSERS}(?=\s))|(?:{_PAUSES}{_CLOSERS}(?=[\s\S]))")
+_CLAUSE = re.compile(
+    rf"(?:{_any(_SPACED_PAUSES)}{_any(_CLOSERS)}*+(?=\s))"
+    rf"|(?:(?:[，、；：]|(?<!—)—++){_any(_CLOSERS)}*+(?=[\s\S]))"
+)
 _WORD_BEFORE = re.compile(r"[\p{L}\p{M}.]+$")
-_NUMBER_ONLY = re.compile(r"\s*\p{N}{1,3}$")
+_NUMBER_ONLY = re.compile(r"\s*+\p{N}{1,3}$")
 _ABBREVIATIONS = frozenset(
     (
         *("mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "gen", "sen", "rep", "gov", "capt"),
@@ -58,8 +70,20 @@ _ABBREVIATIONS = frozenset(
 )
 
 
+_LONGEST_WORD = max(map(len, _ABBREVIATIONS)) + 1
+"""Characters before a dot that are looked at: of a longer word it is no abbreviation's."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """The next mark of a kind. What lies before `position` has none."""
+
+    marks: "re.Pattern[str]"
+    position: int = 0
+
+
 class TextSplitter:
-    """Cuts text into pieces.
+    """Cuts text into pieces, in a time that grows with the text only.
 
     Args:
         granularity: Where to cut; with `none` only where a piece would be too long.
@@ -67,9 +91,12 @@ class TextSplitter:
     """
 
     def __init__(self, granularity: Granularity, max_chars: int) -> None:
-        self._granularity = granularity
         self._max_chars = max_chars
         self._text = ""
+        self._start = 0
+        """Of the next piece in the text."""
+        self._sentence = None if granularity == "none" else _Search(_SENTENCE)
+        self._clause = _Search(_CLAUSE) if granularity == "clause" else None
 
     def __len__(self) -> int:
         return len(self._text)
@@ -79,55 +106,76 @@ class TextSplitter:
         self._text += text
         pieces = []
         while (end := self._next_end()) is not None:
-            pieces.append(self._text[:end])
-            self._text = self._text[end:]
+            pieces.append(self._text[self._start : end])
+            self._start = end
+        self._forget()
         return pieces
 
     def flush(self) -> list[str]:
         """The rest."""
-        rest, self._text = self._text, ""
+        rest = self._text
+        self._start = len(rest)
+        self._forget()
         return [rest] if rest else []
 
+    def _forget(self) -> None:
+        """Drop the pieces that have been cut off."""
+        for search in self._searches():
+            search.position = max(0, search.position - self._start)
+        self._text = self._text[self._start :]
+        self._start = 0
+
+    def _searches(self) -> list[_Search]:
+        return [search for search in (self._sentence, self._clause) if search is not None]
+
     def _next_end(self) -> int | None:
-        ends = [end for end in self._ends() if end is not None]
+        ends = [end for search in self._searches() if (end := self._first(search)) is not None]
         if ends:
             return min(ends)
-        if len(self._text) > self._max_chars:
-            return _forced_end(self._text, self._max_chars)
+        if len(self._text) - self._start > self._max_chars:
+            return _forced_end(self._text, self._start, self._max_chars)
         return None
 
-    def _ends(self) -> Iterator[int | None]:
-        """Where the first sentence and the first clause end, if they do in time."""
-        if self._granularity == "none":
-            return
-        yield self._first(m.end() for m in self._marks(_SENTENCE) if _is_end(self._text, m))
-        if self._granularity == "clause":
-            yield self._first(m.end() for m in self._marks(_CLAUSE) if m.end() >= MIN_CLAUSE)
+    def _first(self, search: _Search) -> int | None:
+        """Where the first mark of a kind ends a piece, if one does in time."""
+        limit = self._start + self._max_chars + 1
+        search.position = max(search.position, self._start)
+        for match in search.marks.finditer(self._text, search.position, limit):
+            end = int(match.end())
+            if end - self._start > self._max_chars:
+                search.position = match.start()
+                return None
+            if self._is_end(search, match) and self._text[self._start : end].strip():
+                search.position = match.start()  # of a later piece it may be no end
+                return end
+            search.position = end
+        decided = len(self._text[:limit].rstrip(_UNDECIDED))
+        search.position = max(search.position, decided)
+        return None
 
-    def _marks(self, kind: "re.Pattern[str]") -> "Iterator[re.Match[str]]":
-        return kind.finditer(self._text, endpos=self._max_chars + 1)
+    def _is_end(self, search: _Search, match: "re.Match[str]") -> bool:
+        if search is self._clause:
+            return int(match.end()) - self._start >= MIN_CLAUSE
+        if match["space"] is not None:
+            return "\n" in match["space"]
+        return match["spaced"] != "." or _is_full_stop(self._text, self._start, match.start())
 
-    def _first(self, ends: Iterator[int]) -> int | None:
-        return next((e for e in ends if e <= self._max_chars and self._text[:e].strip()), None)
 
-
-def _is_end(text: str, match: "re.Match[str]") -> bool:
-    """Whether the dot of an abbreviation, an initial or a list's number is none of a sentence's."""
-    if match["spaced"] != ".":
-        return True
-    before = text[: match.start()]
-    word = _WORD_BEFORE.search(before)
+def _is_full_stop(text: str, start: int, dot: int) -> bool:
+    """Whether a dot is none of an abbreviation, an initial or a list's number."""
+    word = _WORD_BEFORE.search(text, max(start, dot - _LONGEST_WORD), dot)
     if word is None:
-        return _NUMBER_ONLY.fullmatch(before) is None
+        return _NUMBER_ONLY.fullmatch(text, start, dot) is None
     name = word[0].casefold()
     is_initial = len(name) == 1 and word[0].isupper() and name != "i"
     return not (is_initial or name in _ABBREVIATIONS)
 
 
-def _forced_end(text: str, most: int) -> int:
+def _forced_end(text: str, start: int, most: int) -> int:
     """Where a text without a mark in time is cut: behind a pause, a space, or anywhere."""
-    pauses = [m.end() for m in _CLAUSE.finditer(text, endpos=most + 1) if m.end() <= most]
-    if pauses and pauses[-1] > most // 2:
+    stop = start + most
+    pauses = [m.end() for m in _CLAUSE.finditer(text, start, stop + 1) if m.end() <= stop]
+    if pauses and pauses[-1] > start + most // 2:
         return int(pauses[-1])
-    space = text.rfind(" ", 1, most)
-    return space if space > 0 and text[:space].strip() else most
+    space = text.rfind(" ", start + 1, stop)
+    return space if space > 0 and text[start:space].strip() else stop

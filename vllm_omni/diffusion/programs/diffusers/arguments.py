@@ -50,6 +50,8 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 TAKEN = {parameter for parameters in PARAMETERS.values() for parameter in parameters}
 """Parameters that these fields stand for."""
 
+_END = "audio_end_in_s"
+"""The parameter that says when the sound ends, not how long it is."""
 OPTIONAL = frozenset({"fps"})
 """Fields that mean something without a parameter too: how fast the frames are played."""
 
@@ -86,6 +88,8 @@ def call_arguments(
     for name, value in request.params.extra_args.items():
         arguments[name] = extra_argument(cls, name, value, TAKEN)
     _guide_true_cfg(known, arguments)
+    if request.params.audio_length is not None and _END in arguments:
+        arguments[_END] += request.params.audio_start or 0.0
     mode = _mode(pipeline)
     if request.params.transparent and mode != "RGBA":
         raise OmniClientError(

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, Prompt
 
+MIN_SECONDS = 0.01
 MAX_SECONDS = 600.0
 
 
@@ -15,7 +16,7 @@ class AudioGenerateRequest(DiffusionRequest):
 
     input: Prompt = Field(description="What should be heard.")
     audio_length: float | None = Field(
-        default=None, gt=0, le=MAX_SECONDS, description="Length in seconds."
+        default=None, ge=MIN_SECONDS, le=MAX_SECONDS, description="Length in seconds."
     )
     audio_start: float = Field(
         default=0.0, ge=0, le=MAX_SECONDS, description="Where to begin, in seconds."

@@ -3,9 +3,11 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -38,6 +40,9 @@ MAX_WAITING = 64 * 1024
 """Characters that may wait to be spoken."""
 MAX_CONFIGS = 8
 """Configs that may wait for their text to be spoken: each may hold a recording."""
+LONG_TEXT = 4096
+"""Characters from which on text is cut in a thread."""
+CONFIG = "session.config"
 
 
 class _Mark(Enum):
@@ -47,12 +52,24 @@ class _Mark(Enum):
     CLOSE = "close"
 
 
+@dataclass(slots=True, eq=False)
+class _Settings:
+    """How text is to be spoken, and how many pieces of it wait."""
+
+    config: SessionConfig
+    pieces: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Text, and how it is to be spoken."""
 
     text: str
-    config: SessionConfig
+    settings: _Settings
+
+    @property
+    def config(self) -> SessionConfig:
+        return self.settings.config
 
 
 class SpeechSession:
@@ -70,12 +87,13 @@ class SpeechSession:
         self._limits = limits
         self._speech = speech
         self._asking = speech.asking()
-        self._config = SessionConfig()
+        self._settings = _Settings(SessionConfig())
+        self._refused = False
         self._splitter = self._new_splitter()
         self._queue: asyncio.Queue[_Piece | _Mark] = asyncio.Queue()
         self._waiting = 0
         self._spoken = 0
-        self._configs = 0
+        self._used: set[_Settings] = set()
         self._closing = False
 
     async def run(self, model: str | None) -> None:
@@ -111,7 +129,7 @@ class SpeechSession:
 
     async def _listen(self, model: str | None) -> None:
         if model is not None:
-            await self._answered(SessionConfig(model=model))
+            await self._answered(lambda: {"type": CONFIG, "model": model})
         while True:
             try:
                 async with asyncio.timeout(self._limits.idle_timeout_s):
@@ -120,15 +138,16 @@ class SpeechSession:
                 if self._waiting or not self._queue.empty():
                     continue
                 raise self._socket.idle() from None
-            await self._answered(message)
+            await self._answered(partial(self._socket.decoded, message))
 
-    async def _answered(self, message: dict[str, Any] | SessionConfig) -> None:
+    async def _answered(self, read: Callable[[], Any]) -> None:
         """Take an event; what is wrong with it is told, and the session goes on."""
         try:
-            if isinstance(message, SessionConfig):
-                await self._take(message)
-            else:
-                await self._take(event_of(self._socket.decoded(message), SPEECH_EVENTS))
+            raw = read()
+            if isinstance(raw, dict) and raw.get("type") == CONFIG:
+                # Until one holds: its text must not be spoken by the one before it.
+                self._refused = True
+            await self._take(event_of(raw, SPEECH_EVENTS))
         except SessionEnd:
             raise
         except OmniClientError as error:
@@ -141,7 +160,7 @@ class SpeechSession:
             case SessionConfig():
                 await self._configure(event)
             case InputText(text=text):
-                self._add(text)
+                await self._add(text)
             case InputDone():
                 self._end_text()
             case SessionClose():
@@ -152,32 +171,39 @@ class SpeechSession:
 
     async def _configure(self, config: SessionConfig) -> None:
         if len(self._splitter):
-            raise EventError(
-                Code.INVALID_EVENT, "Text is waiting: send input.done first", "session.config"
-            )
-        if not self._waiting:
-            self._configs = 0
-        if self._configs >= MAX_CONFIGS:
+            raise EventError(Code.INVALID_EVENT, "Text is waiting: send input.done first", CONFIG)
+        if len(self._used) >= MAX_CONFIGS:
             raise EventError(
                 Code.SESSION_FULL,
                 f"{MAX_CONFIGS} settings wait for their text to be spoken; wait for session.done",
-                "session.config",
+                CONFIG,
             )
         self._speech.served_name(config.model)
         await self._asking.asked("a", config)  # all that can be wrong with it
-        self._config = config
-        self._configs += 1
+        self._settings = _Settings(config)
+        self._refused = False
         self._splitter = self._new_splitter()
 
     def _new_splitter(self) -> TextSplitter:
-        commits = self._config.text_input_mode == "commitment"
-        granularity = "none" if commits else self._config.split_granularity
+        config = self._settings.config
+        granularity = "none" if self._commits else config.split_granularity
         return TextSplitter(granularity, self._speech.limits.max_input)
 
-    def _add(self, text: str) -> None:
+    @property
+    def _commits(self) -> bool:
+        return self._settings.config.text_input_mode == "commitment"
+
+    async def _add(self, text: str) -> None:
+        if self._refused:
+            raise EventError(
+                Code.INVALID_EVENT,
+                "The last session.config was refused: send one that holds before its text",
+                CONFIG,
+            )
         self._check_room(len(text))
-        pieces = self._splitter.feed(text)
-        if self._config.text_input_mode == "commitment":
+        feed = self._splitter.feed
+        pieces = feed(text) if len(text) < LONG_TEXT else await asyncio.to_thread(feed, text)
+        if self._commits:
             pieces += self._splitter.flush()
         self._put(pieces)
 
@@ -200,7 +226,9 @@ class SpeechSession:
         for text in pieces:
             if is_speakable(text):
                 self._waiting += len(text)
-                self._queue.put_nowait(_Piece(text, self._config))
+                self._settings.pieces += 1
+                self._used.add(self._settings)
+                self._queue.put_nowait(_Piece(text, self._settings))
 
     # Speaking.
 
@@ -212,7 +240,7 @@ class SpeechSession:
                 case _Piece() as piece:
                     await self._say(index, piece)
                     index += 1
-                    self._waiting -= len(piece.text)
+                    self._spoken_of(piece)
                 case _Mark.DONE:
                     self._waiting -= 1
                     await self._send("session.done", total_sentences=index)
@@ -220,6 +248,13 @@ class SpeechSession:
                 case _Mark.CLOSE:
                     await self._socket.close(NORMAL, "closed")
                     return
+
+    def _spoken_of(self, piece: _Piece) -> None:
+        """A piece waits no more; nor do its settings, if it was the last of theirs."""
+        self._waiting -= len(piece.text)
+        piece.settings.pieces -= 1
+        if not piece.settings.pieces:
+            self._used.discard(piece.settings)
 
     async def _say(self, index: int, piece: _Piece) -> None:
         self._spoken += 1
