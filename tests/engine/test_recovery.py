@@ -14,11 +14,12 @@ import pytest
 from prometheus_client import REGISTRY
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from tests.engine.fakes import House, house, sound, tokens
+from tests.engine.fakes import FakeLaunch, House, house, sound, tokens
 from vllm_omni.config.plan import Reliability
 from vllm_omni.engine import recovery
-from vllm_omni.engine.messages import Emit
+from vllm_omni.engine.messages import Emit, ErrorMessage
 from vllm_omni.errors import StageUnavailableError
+from vllm_omni.fork_server import ForkServerGoneError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -60,6 +61,28 @@ async def test_a_dead_replica_is_started_again() -> None:
         for each in ("a", "b"):
             await it.served(each, "text", "audio")
         await it.assert_empty()
+
+
+async def test_a_server_that_cannot_start_replicas_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It serves as long as it can, and ends with a stage's last replica: a new one is whole."""
+
+    def gone(self: FakeLaunch) -> FakeLaunch:
+        raise ForkServerGoneError("gone")
+
+    monkeypatch.setattr(FakeLaunch, "begin", gone)
+    async with house(RESPAWN, talk=2) as it:
+        kill(it, "talk", 1)
+        await until_live(it, "talk", 1)
+        await asyncio.sleep(0.1)
+        await it.served("a", "text", "audio")
+        kill(it, "talk", 0)
+        async with asyncio.timeout(5):
+            while True:
+                told = await it.outbox.async_q.get()
+                if any(isinstance(each, ErrorMessage) and each.fatal for each in told):
+                    return
 
 
 async def test_what_requests_are_told_does_not_keep_a_dead_replica() -> None:

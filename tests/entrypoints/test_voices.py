@@ -4,6 +4,7 @@
 import asyncio
 import base64
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -173,6 +174,7 @@ def voice(name: str, seconds: float = 1.0) -> Voice:
 def test_voices_outlive_their_server_and_broken_files_do_not_matter(tmp_path: Path) -> None:
     VoiceStore(tmp_path).add(voice("Ann"))
     (tmp_path / ("0" * 40 + ".safetensors")).write_bytes(b"no voice")
+    os.mkfifo(tmp_path / ("1" * 40 + ".safetensors"))  # whoever opens it waits
     (tmp_path / ".new-abc").write_bytes(b"half a voi")
     store = VoiceStore(tmp_path)
     assert [record.name for record in store.records()] == ["Ann"]

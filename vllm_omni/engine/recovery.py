@@ -15,6 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.plan import Reliability
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.fork_server import ForkServerGoneError
 from vllm_omni.replica import StageReplica, StartingReplica
 from vllm_omni.start_report import describe
 
@@ -71,6 +72,11 @@ class Recovery:
             logger.info("Starting %s again, attempt %d", name, record.attempts)
             try:
                 replica = await asyncio.to_thread(self._start, pool, replica_id)
+            except ForkServerGoneError as error:
+                if pool.live_num_replicas == 0:
+                    raise  # the stage cannot serve ever again: the server is to end, for a new one
+                logger.error("%s cannot be started again: %s", name.capitalize(), error)
+                return False
             except Exception as error:  # Engines raise anything; the next attempt may go well.
                 if self._closed:
                     return False

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import regex as re
@@ -173,7 +174,7 @@ class Asking:
         return None, found
 
     async def _uploaded(self, name: str) -> Voice | None:
-        if not self._offer.max_references or len(name) > MAX_NAME:
+        if not self._offer.max_references or len(normalize("NFC", name)) > MAX_NAME:
             return None
         if not await asyncio.to_thread(self._voices.has, name):
             return None

@@ -8,6 +8,7 @@ so no name leads out of the folder. Files come and go whole; who writes holds th
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 import unicodedata
 from collections.abc import Iterator
@@ -220,6 +221,8 @@ class VoiceStore:
 
 
 def _record(path: Path) -> VoiceRecord:
+    if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe waits for whoever writes into it
+        raise OSError(f"{path} is no file")
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
     return msgspec.json.decode(about[_RECORD], type=VoiceRecord)
