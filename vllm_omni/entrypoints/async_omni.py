@@ -183,7 +183,7 @@ class AsyncOmni(EngineClient):
         self._check_alive()
         if self._draining:
             raise StageUnavailableError("the server is shutting down")
-        self._start_dispatcher()
+        self.listen()
         if request_id is not None and not isinstance(request_id, str):
             raise OmniClientError(
                 f"`request_id` should be a string or None, not {type(request_id).__name__}",
@@ -289,7 +289,8 @@ class AsyncOmni(EngineClient):
         )
         self._engine.send(Abort((inner_id,)))
 
-    def _start_dispatcher(self) -> None:
+    def listen(self) -> None:
+        """Take what the engine says, from now on: its end, too. Idempotent."""
         if self._dispatcher is None:
             self._dispatcher = asyncio.create_task(self._dispatch(), name="omni-dispatcher")
 
@@ -400,7 +401,7 @@ class AsyncOmni(EngineClient):
 
     async def _call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         self._check_alive()
-        self._start_dispatcher()
+        self.listen()
         call_id = uuid.uuid4().hex
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         self._engine.send(Call(call_id=call_id, method=method, args=args, kwargs=kwargs))

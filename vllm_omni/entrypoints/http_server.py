@@ -84,6 +84,7 @@ async def serve_http(
 
 
 async def _watch(engine: AsyncOmni, stop: asyncio.Event) -> None:
+    engine.listen()
     while not engine.errored:
         await asyncio.sleep(WATCH_S)
     logger.error("The orchestrator died: ending the server")
