@@ -17,7 +17,13 @@ import msgspec
 import numpy as np
 from vllm import envs
 
-from vllm_omni.errors import OmniClientError, OmniError, OmniGenerateError
+from vllm_omni.errors import (
+    FULL,
+    OmniClientError,
+    OmniError,
+    OmniGenerateError,
+    StorageFullError,
+)
 from vllm_omni.fork_server import (
     ForkServerGoneError,
     Lifeline,
@@ -170,6 +176,10 @@ class Decoders:
         except DecoderDiedError as died:
             raise died.error(job.kind, job.param) from died
         except (OSError, ForkServerGoneError, msgspec.ValidationError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise StorageFullError(
+                    f"{job.param}: there is no room to decode the {job.kind}"
+                ) from error
             raise OmniGenerateError(f"{job.param}: cannot decode now: {error}") from error
         if answer.refusal is not None:
             answer.refusal.raise_it()

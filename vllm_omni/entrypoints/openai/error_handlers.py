@@ -130,9 +130,9 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _omni_error(request: Request, error: OmniError) -> JSONResponse:
     status = http_status(error)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s: %s", request.url.path, error)
+        logger.error("%s: %s", _logged(request.url.path), error)
     else:
-        logger.info("%s: %d %s", request.url.path, status, error)
+        logger.info("%s: %d %s", _logged(request.url.path), status, _logged(str(error)))
     return JSONResponse(omni_error_body(error), status)
 
 
@@ -270,6 +270,11 @@ async def _lost_media(request: Request, error: AssertionError) -> JSONResponse:
         raise error
     message = "The prompt has no place for some of its media: it was cut, or its template has none."
     return JSONResponse(error_body(message, 400, "BadRequestError", _LAZY_FIELD), 400)
+
+
+def _logged(text: str) -> str:
+    """What a client wrote, without characters that would command a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 async def _os_error(request: Request, error: OSError) -> JSONResponse:
