@@ -147,7 +147,7 @@ class _Call:
         if step.done in preview_steps(params.previews, step.total) and can_preview(
             type(self.pipeline), tuple(self.request.media)
         ):
-            shown = decode(self.pipeline, self.schedulers, self.arguments, step.clean)
+            shown = decode(self.pipeline, self.schedulers, self.arguments, step.clean())
             self.ctx.emit(self.modality, tensors_of(shown, "pil"), {**self.facts, **where})
         elif params.progress:
             self.ctx.emit(self.modality, None, where)

@@ -4,7 +4,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -21,13 +21,13 @@ class Step:
         done: Steps that have been made.
         total: Steps in all.
         latents: What the step gave.
-        clean: Its guess of the noiseless result, where the scheduler has one; else `latents`.
+        clean: Makes its guess of the noiseless result, where the scheduler has one; else `latents`.
     """
 
     done: int
     total: int
     latents: torch.Tensor
-    clean: torch.Tensor
+    clean: Callable[[], torch.Tensor]
 
 
 OnStep = Callable[[Step], None]
@@ -56,7 +56,7 @@ def _watched_class(cls: type) -> type:
         own = vars(self)
         own[_DONE] += 1
         latents = result[0] if isinstance(result, tuple) else result.prev_sample
-        clean = _clean(self, model_output, sample, latents, result)
+        clean = partial(_clean, self, model_output, sample, latents, result)
         own[_ON_STEP](Step(own[_DONE], len(self.timesteps), latents, clean))
         return result
 
