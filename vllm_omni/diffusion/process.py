@@ -8,6 +8,7 @@ import socket
 import traceback
 from collections.abc import Mapping
 
+import torch
 from vllm.utils.system_utils import decorate_logs, set_process_title
 
 from vllm_omni.connectors.segments import raze
@@ -86,6 +87,7 @@ def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
     try:
         if config.traces_endpoint is not None:
             start_tracing(config.traces_endpoint, config.stage)
+        _check_fork(config.settings.device)
         worker = Worker(config)
     except Exception as error:
         # Whatever it is, the client gets to know, and this process ends.
@@ -105,6 +107,25 @@ def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
         shutil.rmtree(config.folder, ignore_errors=True)
         if config.deployment_id is not None and lifeline.server_gone:
             raze(config.deployment_id)
+
+
+def _check_fork(device: str) -> None:
+    """See that this process, which was forked, can use its device.
+
+    Raises:
+        OmniConfigError: It cannot, because the process that it comes from has used it.
+    """
+    try:
+        torch.empty(0, device=device)
+    except RuntimeError as error:
+        if "forked subprocess" not in str(error):  # torch.cuda._lazy_init
+            raise
+        raise OmniConfigError(
+            f"{device} was used or looked for before stages were started, and processes that are "
+            "forked after that cannot use it: import vllm_omni before diffusers and before "
+            "`torch.cuda.is_available()` is called, make `Omni` before using the device, or set "
+            "PYTORCH_NVML_BASED_CUDA_CHECK=1"
+        ) from error
 
 
 def _wake_on_sigterm() -> socket.socket:
