@@ -99,7 +99,12 @@ class Report:
 
 
 def commit() -> str:
-    """The checkout's commit, with a mark if the package differs from it."""
+    """The checkout's commit, with a mark if the package differs from it.
+
+    Where there is no checkout, who copied the sources there says it (`VLLM_OMNI_BENCH_COMMIT`).
+    """
+    if told := os.environ.get("VLLM_OMNI_BENCH_COMMIT"):
+        return told
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

@@ -25,6 +25,7 @@ from vllm_omni.diffusion.spec import LoadContext, Loaded
 from vllm_omni.generation import PARAMETERS, GenerationRequest, checked_params, media_name
 from vllm_omni.testing.diffusers_tiny import Example
 
+CPU = torch.device("cpu")
 DENOISERS = ("transformer", "unet")
 
 
@@ -73,9 +74,11 @@ MIXED = (
 """Different steps, guidance, prompt lengths, negative prompts, sizes and seeds."""
 
 
-def load(folder: Path, pipeline: str, dtype: torch.dtype = torch.float32) -> Loaded:
+def load(
+    folder: Path, pipeline: str, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> Loaded:
     """The checkpoint as a stage loads it, for one pipeline class."""
-    context = LoadContext(str(folder), torch.device("cpu"), dtype, model_class_name=pipeline)
+    context = LoadContext(str(folder), device, dtype, model_class_name=pipeline)
     return image_program.load(context)
 
 
@@ -92,10 +95,12 @@ def stock(loaded: Loaded, example: Example, ask: Ask) -> Made:
     return tensors_of(output, shown)
 
 
-def served(loaded: Loaded, example: Example, asks: Sequence[Ask]) -> list[Made]:
+def served(
+    loaded: Loaded, example: Example, asks: Sequence[Ask], device: torch.device = CPU
+) -> list[Made]:
     """What the engine makes of requests that all come at once; one alone has room for guidance."""
     scheduler = CallScheduler(max(2, len(asks)), cost=Unmeasured())
-    engine = Engine(image_program, loaded, scheduler=scheduler)
+    engine = Engine(image_program, loaded, device=device, scheduler=scheduler)
     for number, ask in enumerate(asks):
         engine.add(str(number), to_message(example, ask))
     done: dict[str, Made] = {}
