@@ -137,6 +137,8 @@ def to_message(example: Example, ask: Ask) -> Message:
     """The request as a client sends it."""
     given = ask.arguments(example)
     texts = {name: given.pop(name, None) for name in ("prompt", "negative_prompt")}
+    if given.get("true_cfg_scale", 2.0) <= 1:  # then it has no effect, and is refused
+        texts["negative_prompt"] = None
     media, tensors = _media(given)
     params = {name: given.pop(name) for name in list(given) if name in PARAMETERS}
     for field, names in ARGUMENTS.items():
