@@ -200,11 +200,6 @@ def test_a_path_to_nowhere(name: str) -> None:
         build_plan(name, host=CPU)
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(OmniConfigError, match=r"no config\.json or model_index\.json in this"):
-        build_plan(str(tmp_path), host=CPU)
-
-
 def test_a_hub_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OmniConfigError, match=r"'nobody/nothing'.*HF_HUB_OFFLINE") as caught:

@@ -12,13 +12,14 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
+from vllm_omni.config.diffusers_tasks import MEDIA
 from vllm_omni.diffusion.calls import Batch
 from vllm_omni.diffusion.cost import CostModel
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs.diffusers import image as image_program
 from vllm_omni.diffusion.programs.diffusers.arguments import PARAMETERS as ARGUMENTS
-from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, Kit
+from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import LoadContext, Loaded

@@ -11,9 +11,11 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from vllm_omni.config.diffusers import call_parameters
+from vllm_omni.config.diffusers_tasks import MEDIA, media_parameter
 from vllm_omni.diffusion.programs.diffusers.extra import extra_argument
 from vllm_omni.diffusion.programs.diffusers.guidance import guide
-from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, media_parameter, registered
+from vllm_omni.diffusion.programs.diffusers.kit import registered
+from vllm_omni.diffusion.programs.diffusers.schedule import check_strength
 from vllm_omni.diffusion.programs.diffusers.sizes import size_arguments
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest, media_name
@@ -91,6 +93,7 @@ def call_arguments(
     guide(pipeline, arguments)
     if request.params.audio_length is not None and _END in arguments:
         arguments[_END] += request.params.audio_start or 0.0
+    check_strength(pipeline, arguments, steps_of(cls, arguments))
     mode = _mode(pipeline)
     if request.params.transparent and mode != "RGBA":
         raise OmniClientError(
