@@ -194,6 +194,12 @@ def test_a_pipeline_for_another_family(tiny_checkpoint: TINY, tmp_path: Path) ->
     assert_refused(model, "token2wav_config", deploy_config={"pipeline": "qwen2_5_omni"})
 
 
+@pytest.mark.parametrize("name", ["./nope", ".work/nope", "some/where/else", "nope/"])
+def test_a_path_to_nowhere(name: str) -> None:
+    with pytest.raises(OmniConfigError, match="there is no such folder"):
+        build_plan(name, host=CPU)
+
+
 def test_a_hub_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OmniConfigError, match=r"'nobody/nothing'.*HF_HUB_OFFLINE") as caught:

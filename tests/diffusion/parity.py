@@ -12,13 +12,14 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
+from vllm_omni.config.diffusers_tasks import MEDIA
 from vllm_omni.diffusion.calls import Batch
 from vllm_omni.diffusion.cost import CostModel
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs.diffusers import image as image_program
 from vllm_omni.diffusion.programs.diffusers.arguments import PARAMETERS as ARGUMENTS
-from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, Kit
+from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.results import tensors_of
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import LoadContext, Loaded
@@ -142,6 +143,8 @@ def to_message(example: Example, ask: Ask) -> Message:
     """The request as a client sends it."""
     given = ask.arguments(example)
     texts = {name: given.pop(name, None) for name in ("prompt", "negative_prompt")}
+    if given.get("true_cfg_scale", 2.0) <= 1:  # then it has no effect, and is refused
+        texts["negative_prompt"] = None
     media, tensors = _media(given)
     params = {name: given.pop(name) for name in list(given) if name in PARAMETERS}
     for field, names in ARGUMENTS.items():

@@ -6,14 +6,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers.configuration_utils import FrozenDict
 
 from tests.conftest import CHECKPOINTS
 from tests.diffusion.parity import MIXED, Ask, load, served, stock
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
-from vllm_omni.diffusion.programs.diffusers.schedule import set_schedule
+from vllm_omni.diffusion.programs.diffusers.schedule import check_strength, set_schedule
 from vllm_omni.diffusion.spec import Loaded
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
@@ -76,3 +78,23 @@ def test_what_would_change_nothing_is_refused(loaded: Loaded, name: str) -> None
     with pytest.raises(OmniClientError) as refused:
         set_schedule(pipeline, parts, OmniDiffusionSamplingParams(**{name: 0.5}))
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "least"),
+    [
+        ("FluxImg2ImgPipeline", 0.0, "above 0"),
+        ("FluxImg2ImgPipeline", 0.01, None),
+        ("WanVideoToVideoPipeline", 0.2, "at least 0.25"),
+        ("WanVideoToVideoPipeline", 0.25, None),
+        ("LTXConditionPipeline", 0.0, None),
+    ],
+)
+def test_an_edit_without_a_step_is_refused(name: str, strength: float, least: str | None) -> None:
+    pipeline = object.__new__(getattr(diffusers, name))
+    vars(pipeline)["_internal_dict"] = FrozenDict()
+    if least is None:
+        check_strength(pipeline, {"strength": strength}, 4)
+        return
+    with pytest.raises(OmniClientError, match=f"`strength`: .*{least}"):
+        check_strength(pipeline, {"strength": strength}, 4)

@@ -93,17 +93,6 @@ def test_several_pictures_are_refused_by_count() -> None:
     check_one_picture(pipeline("FluxImg2ImgPipeline"), {"image": 1, "mask_image": 1})
 
 
-@pytest.mark.parametrize(
-    ("scale", "given", "avoided"),
-    [(4.0, None, " "), (4.0, "rain", "rain"), (1.0, None, None), (None, None, None)],
-)
-def test_true_cfg_takes_effect(scale: float | None, given: str | None, avoided: str | None) -> None:
-    params = OmniDiffusionSamplingParams(seed=0, true_cfg_scale=scale)
-    request = GenerationRequest(prompt="a cat", negative_prompt=given, params=params)
-    arguments = call_arguments(pipeline("QwenImagePipeline"), request, {}, CPU)
-    assert arguments.get("negative_prompt") == avoided
-
-
 def test_opaque_pictures_are_not_transparent() -> None:
     with pytest.raises(OmniClientError, match="opaque") as refused:
         call_arguments(pipeline("FluxPipeline"), *asked(transparent=True), CPU)

@@ -178,6 +178,10 @@ def test_not_longer_than_that(server: GenerationServer) -> None:
     server.wait_idle()
 
 
+def png_url() -> str:
+    return f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+
+
 def wav_url() -> str:
     data = base64.b64encode(encode(sound(0.2, 16_000), 16_000, "wav")).decode()
     return f"data:audio/wav;base64,{data}"
@@ -199,6 +203,11 @@ def wav_url() -> str:
         ({"foo": "1"}, {}, "foo"),
         ({"extra_params": '{"timesteps": [1, 2]}'}, {}, "extra_params.timesteps"),
         ({}, {"input_reference": ("a.png", b"no", "image/png")}, "input_reference"),
+        ({"seconds": "2", "num_frames": "5"}, {}, "num_frames"),
+        ({"guidance_scale_2": "3"}, {}, "guidance_scale_2"),
+        ({}, {"input_reference": ("a.png", png(), "image/png")}, "input_reference"),
+        ({"image_reference": json.dumps({"image_url": png_url()})}, {}, "image_reference"),
+        ({"audio_reference": json.dumps({"audio_url": wav_url()})}, {}, "audio_reference"),
         (
             {"image_reference": '{"image_url": "https://example.com/a.png"}'},
             {"input_reference": ("a.png", png(), "image/png")},
@@ -214,7 +223,6 @@ def test_the_field_at_fault_is_named(server, path: str, fields, files, param: st
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"audio_reference": json.dumps({"audio_url": wav_url()})}, "audio_reference"),
         ({"extra_params": '{"nonsense": 1}'}, "extra_params.nonsense"),
         ({"num_frames": "9999"}, "num_frames"),
         ({"boundary_ratio": "0.5"}, "boundary_ratio"),

@@ -34,6 +34,7 @@ def load_hf_config(
     from vllm.transformers_utils.config import get_config
     from vllm.transformers_utils.repo_utils import file_or_path_exists
 
+    _check_folder(model)
     register_configs()
     try:
         if not file_or_path_exists(model, "config.json", revision) and file_or_path_exists(
@@ -62,6 +63,31 @@ def load_hf_config(
         raise OmniConfigError(
             f"model {model!r}: its config cannot be loaded: {_reason(model, error)}"
         ) from error
+
+
+def _check_folder(model: str) -> None:
+    """See that a path is a checkpoint's folder, before it is taken for a name on the hub.
+
+    Raises:
+        OmniConfigError: It is not; says what is missing.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        if not any((folder / name).exists() for name in _CONFIGS):
+            raise OmniConfigError(
+                f"model {model!r}: there is no config.json or {MODEL_INDEX} in this folder"
+            )
+    elif not folder.exists() and "://" not in model and _is_path(model):
+        raise OmniConfigError(f"model {model!r}: there is no such folder")
+
+
+def _is_path(model: str) -> bool:
+    """Whether this is no name that the hub could have (`name` or `owner/name`)."""
+    return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
+
+
+_CONFIGS = ("config.json", MODEL_INDEX, "params.json")
+"""What a checkpoint says itself by; the last one is Mistral's."""
 
 
 def _reason(model: str, error: Exception) -> str:

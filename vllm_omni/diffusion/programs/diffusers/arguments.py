@@ -11,8 +11,11 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from vllm_omni.config.diffusers import call_parameters
+from vllm_omni.config.diffusers_tasks import MEDIA, media_parameter
 from vllm_omni.diffusion.programs.diffusers.extra import extra_argument
-from vllm_omni.diffusion.programs.diffusers.kit import MEDIA, media_parameter, registered
+from vllm_omni.diffusion.programs.diffusers.guidance import guide
+from vllm_omni.diffusion.programs.diffusers.kit import registered
+from vllm_omni.diffusion.programs.diffusers.schedule import check_strength
 from vllm_omni.diffusion.programs.diffusers.sizes import size_arguments
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import GenerationRequest, media_name
@@ -87,9 +90,10 @@ def call_arguments(
             arguments[_known(cls, name, parameters)] = given[name]
     for name, value in request.params.extra_args.items():
         arguments[name] = extra_argument(cls, name, value, TAKEN)
-    _guide_true_cfg(known, arguments)
+    guide(pipeline, arguments)
     if request.params.audio_length is not None and _END in arguments:
         arguments[_END] += request.params.audio_start or 0.0
+    check_strength(pipeline, arguments, steps_of(cls, arguments))
     mode = _mode(pipeline)
     if request.params.transparent and mode != "RGBA":
         raise OmniClientError(
@@ -119,14 +123,6 @@ def steps_of(cls: type[DiffusionPipeline], arguments: Mapping[str, Any]) -> int 
         return len(sigmas)
     parameter = call_parameters(cls).get("num_inference_steps")
     return arguments.get("num_inference_steps", parameter.default) if parameter else None
-
-
-def _guide_true_cfg(known: Mapping[str, Any], arguments: dict[str, Any]) -> None:
-    """Let `true_cfg_scale` take effect: pipelines ignore it unless there is something to avoid, be
-    it nothing (" ", as Qwen-Image's authors say)."""
-    scale = arguments.get("true_cfg_scale")
-    if scale is not None and scale > 1 and "negative_prompt" in known:
-        arguments.setdefault("negative_prompt", " ")
 
 
 def generator(request: GenerationRequest, device: torch.device) -> torch.Generator:

@@ -14,29 +14,9 @@ from diffusers.guiders import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
 
-from vllm_omni.config.diffusers import call_parameters, family_of, pipeline_class
+from vllm_omni.config.diffusers_tasks import choose, lacking, relatives
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.proxy import disguised
-from vllm_omni.errors import OmniClientError
-
-MEDIA: Mapping[str, tuple[str, ...]] = {
-    "image": ("image", "images", "input_images"),
-    "last_image": ("last_image",),
-    "mask_image": ("mask_image", "mask"),
-    "control_image": ("control_image",),
-    "video": ("video",),
-    "mask_video": ("mask",),
-    "reference_images": ("reference_images",),
-    "audio": ("audio", "initial_audio_waveforms", "src_audio"),
-    "pose_video": ("pose_video",),
-    "face_video": ("face_video",),
-}
-"""Media of a request -> the parameters of `__call__` that take them, by preference."""
-
-
-def media_parameter(cls: type[DiffusionPipeline], medium: str) -> str | None:
-    """The parameter that takes a medium, if there is one."""
-    return next((n for n in MEDIA.get(medium, ()) if n in call_parameters(cls)), None)
 
 
 def registered(pipeline: DiffusionPipeline) -> dict[str, Any]:
@@ -83,16 +63,9 @@ class Kit:
         Raises:
             OmniClientError: None of them takes them, or one that is missing is needed.
         """
-        media = tuple(media)
-        fitting = [p for p in (self.base, *self.siblings) if _takes(type(p), media)]
-        if not fitting:
-            unknown = next(m for m in media if media_parameter(type(self.base), m) is None)
-            raise OmniClientError(f"{type(self.base).__name__} takes no `{unknown}`", param=unknown)
-        chosen = next((p for p in fitting if not _missing(type(p), media)), None)
-        if chosen is None:
-            missing = _missing(type(fitting[0]), media)[0]
-            raise OmniClientError(f"{type(fitting[0]).__name__} needs `{missing}`", param=missing)
-        return chosen
+        pipelines = (self.base, *self.siblings)
+        cls = choose((type(each) for each in pipelines), media)
+        return next(each for each in pipelines if type(each) is cls)
 
     def private(self, pipeline: DiffusionPipeline, program: Program) -> DiffusionPipeline:
         """A copy for one request: its models are proxies, its schedulers and guiders its own."""
@@ -129,53 +102,10 @@ def _private_class(
     return disguised(cls, members)
 
 
-def _takes(cls: type[DiffusionPipeline], media: Iterable[str]) -> bool:
-    return all(media_parameter(cls, medium) is not None for medium in media)
-
-
-def _missing(cls: type[DiffusionPipeline], media: Iterable[str]) -> list[str]:
-    """Media that a pipeline cannot go without: parameters without a default, and pictures of
-    pipelines whose names say that they change one."""
-    given = {media_parameter(cls, medium) for medium in media}
-    needed = []
-    for medium in MEDIA:
-        parameter = media_parameter(cls, medium)
-        if parameter is None or parameter in given:
-            continue
-        required = call_parameters(cls)[parameter].default is inspect.Parameter.empty
-        if required or (medium in _CHANGED and any(n in cls.__name__ for n in _CHANGED[medium])):
-            needed.append(medium)
-    return needed
-
-
-_CHANGED: Mapping[str, tuple[str, ...]] = {
-    "image": ("Edit", "Img2Img", "Inpaint", "ImageToVideo", "Image2Video", "Layered", "I2V"),
-    "mask_image": ("Inpaint",),
-    "video": ("VideoToVideo",),
-}
-
-
 def _siblings(base: DiffusionPipeline) -> Iterable[DiffusionPipeline]:
-    related = (*family_of(type(base)), *(pipeline_class(name) for name in _relatives(base)))
-    for cls in dict.fromkeys(related):
-        if cls is not type(base) and (sibling := _sibling(base, cls)) is not None:
+    for cls in relatives(type(base), base.config):
+        if (sibling := _sibling(base, cls)) is not None:
             yield sibling
-
-
-def _relatives(base: DiffusionPipeline) -> tuple[str, ...]:
-    """Classes for the same weights that are not in diffusers' tables."""
-    if type(base).__name__ == "WanPipeline" and base.config["expand_timesteps"]:
-        return ("WanImageToVideoPipeline",)  # Wan 2.2 TI2V; other Wans have weights for each task.
-    return _RELATIVES.get(type(base).__name__, ())
-
-
-_RELATIVES: Mapping[str, tuple[str, ...]] = {
-    "LTX2Pipeline": ("LTX2ImageToVideoPipeline",),
-    "SkyReelsV2DiffusionForcingPipeline": (
-        "SkyReelsV2DiffusionForcingImageToVideoPipeline",
-        "SkyReelsV2DiffusionForcingVideoToVideoPipeline",
-    ),
-}
 
 
 def _sibling(base: DiffusionPipeline, cls: type[DiffusionPipeline]) -> DiffusionPipeline | None:
@@ -184,11 +114,10 @@ def _sibling(base: DiffusionPipeline, cls: type[DiffusionPipeline]) -> Diffusion
     Not by diffusers' `from_pipe`, which casts the models.
     """
     have = {**dict(base.config), **registered(base)}
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    given = {p.name: have[p.name] for p in parameters if p.name in have}
-    if any(p.default is p.empty and p.name not in given for p in parameters):
+    if lacking(cls, have):
         return None
-    sibling = cls(**given)
+    parameters = inspect.signature(cls.__init__).parameters
+    sibling = cls(**{name: have[name] for name in parameters if name in have})
     sibling.set_progress_bar_config(disable=True)
     return sibling
 

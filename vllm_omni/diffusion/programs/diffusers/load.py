@@ -32,7 +32,6 @@ from vllm_omni.diffusion.programs.diffusers.schedule import (
     why_unshiftable,
 )
 from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
-from vllm_omni.diffusion.programs.diffusers.truncation import tell_truncations
 from vllm_omni.diffusion.programs.diffusers.variants import within
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.errors import OmniConfigError
@@ -48,7 +47,6 @@ def load(ctx: LoadContext) -> Loaded:
             damaged; the message names it.
     """
     diffusers_logging.disable_progress_bar()
-    tell_truncations()
     index = model_index(ctx.model, ctx.revision)
     cls = pipeline_class(ctx.model_class_name or index["_class_name"])
     dtype = ctx.dtype or (torch.float32 if ctx.device.type == "cpu" else torch.bfloat16)

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from transformers import PreTrainedTokenizerBase
 
 from vllm_omni.config.diffusers import modality_of
 from vllm_omni.diffusion.program import Program
@@ -30,6 +31,7 @@ from vllm_omni.diffusion.programs.diffusers.schedule import set_schedule
 from vllm_omni.diffusion.programs.diffusers.shapes import field_at_fault
 from vllm_omni.diffusion.programs.diffusers.sizes import check_one_picture
 from vllm_omni.diffusion.programs.diffusers.step_cache import StepCache
+from vllm_omni.diffusion.programs.diffusers.truncation import telling, tokens_kept
 from vllm_omni.diffusion.programs.diffusers.variants import varied
 from vllm_omni.diffusion.programs.diffusers.watch import Step, watched
 from vllm_omni.errors import OmniClientError
@@ -56,9 +58,12 @@ def run(ctx: Program) -> None:
     arguments = call_arguments(chosen, request, message.tensors, ctx.device)
     own = vars(pipeline)
     wanted = adapters.wanted(request.params.lora)
+    kept = tokens_kept(chosen, arguments)
     for name, part in kit.parts.items():
         if name not in own:
             continue
+        if isinstance(part, PreTrainedTokenizerBase):
+            own[name] = telling(name, part, ctx.request_id, kept)
         if is_encoder(name, part):
             own[name] = cache.view(name, own[name])
         if name in wanted or name in step_cache:

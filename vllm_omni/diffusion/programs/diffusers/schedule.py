@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise schedule: its shift, and where one expert hands over to the other."""
+"""The noise schedule: its shift, where one expert hands over to the other, where an edit begins."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
+from vllm_omni.config.diffusers import call_parameters, modality_of
 from vllm_omni.diffusion.programs.diffusers.kit import registered
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
@@ -62,3 +63,32 @@ def set_schedule(
         if reason := why_no_boundary(pipeline):
             raise OmniClientError(f"`boundary_ratio`: {reason}", param="boundary_ratio")
         pipeline.register_to_config(boundary_ratio=params.boundary_ratio)
+
+
+def check_strength(
+    pipeline: DiffusionPipeline, arguments: Mapping[str, Any], steps: int | None
+) -> None:
+    """See that an edit has a step left; of so many it takes the share that `strength` says.
+
+    Args:
+        pipeline: The one to be called.
+        arguments: Of the call.
+        steps: Denoising steps that they ask for.
+
+    Raises:
+        OmniClientError: None is left; names `strength`.
+    """
+    cls, strength = type(pipeline), arguments.get("strength")
+    if steps is None or strength is None or "get_timesteps" not in dir(cls):
+        return
+    if "denoise_strength" in call_parameters(cls):  # LTX: `strength` is how a picture is heeded
+        return
+    rounds_down = modality_of(cls) == "video" or "unet" in registered(pipeline)
+    if (int(steps * strength) if rounds_down else strength) > 0:
+        return
+    least = f"at least {1 / steps:.2g}" if rounds_down else "above 0"
+    raise OmniClientError(
+        f"`strength`: {strength:g} of {steps} steps is none, so nothing would change; should be "
+        f"{least}",
+        param="strength",
+    )

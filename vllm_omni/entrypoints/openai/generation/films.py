@@ -15,7 +15,7 @@ from starlette.datastructures import UploadFile
 from vllm_omni.entrypoints.admission import current_ticket
 from vllm_omni.entrypoints.openai.forms import Form
 from vllm_omni.entrypoints.openai.generation.disconnect import in_thread
-from vllm_omni.entrypoints.openai.generation.fields import sampling_params
+from vllm_omni.entrypoints.openai.generation.fields import in_fields_of, sampling_params
 from vllm_omni.entrypoints.openai.generation.service import Generation
 from vllm_omni.entrypoints.openai.protocol.diffusion import at_fault
 from vllm_omni.entrypoints.openai.protocol.videos import (
@@ -25,7 +25,7 @@ from vllm_omni.entrypoints.openai.protocol.videos import (
 )
 from vllm_omni.entrypoints.openai.videos.jobs import JobHandle, VideoFacts
 from vllm_omni.entrypoints.openai.videos.store import cannot_keep
-from vllm_omni.errors import OmniGenerateError
+from vllm_omni.errors import OmniClientError, OmniGenerateError
 from vllm_omni.media.video_encode import DEFAULT_CRF, write_video
 from vllm_omni.outputs import OmniRequestOutput, VideoOutput
 
@@ -38,14 +38,7 @@ OBJECTS = (
     *("lora", "extra_params", "extra_args", "extra_body"),
 )
 
-_NAMES: Mapping[str, str] = {
-    "num_outputs_per_prompt": "num_outputs_per_prompt",
-    "image": "input_reference",
-    "last_image": "input_reference",
-    "reference_images": "input_reference",
-    "video": "video_reference",
-    "audio": "audio_reference",
-}
+_PICTURES = ("image", "last_image", "reference_images")
 
 
 def sync_timeout_s() -> float:
@@ -87,7 +80,7 @@ class Filming:
         width, height = size or (None, None)
         return sampling_params(
             body,
-            names=_NAMES,
+            names=_names(body),
             width=width,
             height=height,
             max_pixels=self.generation.max_pixels,
@@ -95,6 +88,17 @@ class Filming:
             fps=body.fps,
             progress=progress,
         )
+
+    def check(self) -> None:
+        """Refuse now what the pipeline would refuse; not for the event loop.
+
+        Raises:
+            OmniClientError: A field is at fault.
+        """
+        try:
+            self.generation.check_model(self.body, self.media)
+        except OmniClientError as error:
+            raise in_fields_of(error, self.body, _names(self.body)) from error
 
     async def shot(
         self,
@@ -115,7 +119,7 @@ class Filming:
             prompt["multi_modal_data"] = self.media
         params = self.params(progress is not None)
         outputs = self.generation.outputs(
-            body, prompt, params, self.request_id, timeout=timeout, names=_NAMES
+            body, prompt, params, self.request_id, timeout=timeout, names=_names(body)
         )
         made: OmniRequestOutput | None = None
         async with aclosing(outputs):
@@ -204,6 +208,17 @@ async def _pictures(
     if len(pictures) > 2:
         return {"reference_images": pictures}
     return dict(zip(("image", "last_image"), pictures, strict=False))
+
+
+def _names(body: VideoGenerationRequest) -> Mapping[str, str]:
+    """Names of the engine -> fields of this request."""
+    pictures = "input_reference" if body.image_reference is None else "image_reference"
+    return {
+        "num_outputs_per_prompt": "num_outputs_per_prompt",
+        **dict.fromkeys(_PICTURES, pictures),
+        "video": "input_reference" if body.video_reference is None else "video_reference",
+        "audio": "audio_reference",
+    }
 
 
 def _sound(video: VideoOutput) -> np.ndarray | None:

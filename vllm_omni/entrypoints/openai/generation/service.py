@@ -13,7 +13,8 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.diffusers import arguments_of, pipeline_class
+from vllm_omni.config.diffusers import arguments_of, model_index, pipeline_class
+from vllm_omni.config.diffusers_tasks import choose, classes_of
 from vllm_omni.config.problems import did_you_mean
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
@@ -124,6 +125,26 @@ class Generation:
         for name in {*given, *ignored} - self.logged:
             self.logged.add(name)
             logger.info("%s: has no effect with this model (logged once)", name)
+
+    def check_model(self, body: DiffusionRequest, media: Iterable[str]) -> None:
+        """Refuse what the checkpoint's pipelines cannot take, as far as its files tell.
+
+        Reads files and imports pipelines of diffusers: not for the event loop.
+
+        Args:
+            body: The request.
+            media: What comes along, by the engine's names.
+
+        Raises:
+            OmniClientError: Names what is at fault as the engine does.
+        """
+        settings = self.engine.diffusion_settings
+        assert settings is not None  # only diffusers pipelines come here
+        model, revision = settings.model, settings.revision
+        chosen = choose(classes_of(model, revision, self.engine.pipeline.name), media)
+        experts = model_index(model, revision).get("transformer_2") or (None,)
+        if body.guidance_scale_2 is not None and experts[0] is None:
+            raise at_fault("guidance_scale_2", f"{chosen.__name__} of this model has one expert")
 
     def check_size(self, size: tuple[int, int] | None, param: str, frames: int = 1) -> None:
         """Refuse what is larger than this server makes.

@@ -72,9 +72,7 @@ class VideoGenerationRequest(DiffusionRequest):
     """Fields of `/v1/videos` and `/v1/videos/sync` beside their files."""
 
     prompt: Prompt = Field(description="What should be seen.")
-    seconds: float | None = Field(
-        default=None, gt=0, le=MAX_SECONDS, description="Length; `num_frames` wins."
-    )
+    seconds: float | None = Field(default=None, gt=0, le=MAX_SECONDS, description="Length.")
     size: str | None = Field(default=None, description="WIDTHxHEIGHT, or auto.")
     width: Side | None = Field(default=None, description="With `height`, instead of `size`.")
     height: Side | None = Field(default=None, description="With `width`, instead of `size`.")
@@ -162,10 +160,24 @@ class VideoGenerationRequest(DiffusionRequest):
         return _even(across * factor), _even(down * factor)
 
     def frames(self, default_fps: float) -> int | None:
-        """How many frames were asked for, if any number was."""
-        if self.num_frames is not None or self.seconds is None:
+        """How many frames were asked for, if any number was.
+
+        Raises:
+            OmniClientError: `num_frames` and `seconds` differ by more than a frame: the first one
+                (at 0 s) may be counted or not.
+        """
+        if self.seconds is None:
             return self.num_frames
-        return max(1, round(self.seconds * (self.fps or default_fps)))
+        frames = max(1, round(self.seconds * (self.fps or default_fps)))
+        if self.num_frames is None:
+            return frames
+        if abs(self.num_frames - frames) > 1:
+            raise at_fault(
+                "num_frames",
+                f"contradicts `seconds`, which are {frames} frames at {self.fps or default_fps:g} "
+                "`fps`; give one of them",
+            )
+        return self.num_frames
 
 
 def _even(side: float) -> int:

@@ -165,7 +165,9 @@ async def _filming(request: Request) -> AsyncIterator[Filming]:
         unread = Filming(generation, form.fields, {}, request_id_of(request, "video"))
         unread.params()
         media = await while_connected(request, read_media(generation, form))
-    yield Filming(generation, form.fields, media, unread.request_id)
+    filming = Filming(generation, form.fields, media, unread.request_id)
+    await asyncio.to_thread(filming.check)
+    yield filming
 
 
 async def _filmed(filming: Filming, timeout: float) -> bytes:
