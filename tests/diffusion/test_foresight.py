@@ -309,7 +309,9 @@ def test_prompts_of_other_lengths_run_together_with_the_models_mask() -> None:
     made = []
     for foresee in (False, True):
         loaded = Loaded({"denoiser": Component(Masked(), {"forward": rules})})
-        engine = Engine(ProgramSpec("guided", guided, never), loaded, foresee=foresee)
+        scheduler = CallScheduler(8, cost=Unmeasured())
+        spec = ProgramSpec("guided", guided, never)
+        engine = Engine(spec, loaded, scheduler=scheduler, foresee=foresee)
         made += outcome(engine, [[]])
     assert torch.equal(made[0][0], made[1][0])
     assert engine.forward_sizes == {1: 2, 2: 3}

@@ -281,3 +281,23 @@ def test_a_thousand_calls_of_a_thousand_kinds() -> None:
 def test_batches_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         CallScheduler(0)
+
+
+@pytest.mark.parametrize(("together_s", "expected"), [(1.5, True), (2.5, False)])
+def test_a_guess_runs_along_if_that_is_faster_than_by_itself(
+    together_s: float, expected: bool
+) -> None:
+    """A common forward may need a mask that calls of one length do without (seen on an H200)."""
+    scheduler = CallScheduler(8, cost=CostModel(short_s=10))  # no forward is too long
+    job = scheduler.begin_job(0)
+    made = []
+    for seconds, company in [(1.0, False)] * 3 + [(together_s, True)] * 2 + [(1.0, True)] * 40:
+        scheduler.add(make_call(job, work=100))
+        chosen = scheduler.select()
+        more = scheduler.company(chosen, lambda call: make_call(job, work=100)) if company else []
+        made.append(bool(more))
+        scheduler.ran(Batch.of([*chosen, *more]), together_s if more else seconds)
+    assert made[3]  # it is tried
+    assert (
+        sum(made[-40:]) == 40 if expected else 1 <= sum(made[-40:]) <= 3
+    )  # and again, now and then

@@ -9,6 +9,7 @@ The first forward of a signature, which compiles and allocates, is not counted.
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ WEIGHT = 0.25
 """Of the newest measurement in a mean."""
 RETRY = 64
 """One in so many forwards of a signature may be twice as big, in case that pays by now."""
+RETRY_GAIN = 32
 SIGNATURES = 1024
 """Signatures that are remembered; of more, those that have not run for longest are forgotten."""
 
@@ -62,6 +64,7 @@ class SignatureCost:
         self._speeds: dict[int, Mean] = {}
         self._tried: set[int] = set()
         self._asked = 0
+        self._weighed = 0
 
     @property
     def known(self) -> bool:
@@ -94,6 +97,18 @@ class SignatureCost:
         elif enough == max(self._speeds) or self._asked % RETRY == 0:
             enough += 1
         return max(_largest(enough), short_s * fastest)
+
+    def gains(self, work: int, more: int) -> bool:
+        """Whether a forward of more work than there is takes less time than two in its place.
+
+        That is so as long as it is not known otherwise, and once in `RETRY_GAIN` forwards.
+        """
+        small, large = _size_class(work), _size_class(work + more)
+        if small not in self._speeds or large not in self._speeds:
+            return True
+        self._weighed += 1
+        faster = self._speeds[large].value > self._speeds[small].value
+        return faster or self._weighed % RETRY_GAIN == 0
 
     def _fastest(self) -> float:
         return max(speed.value for speed in self._speeds.values())
@@ -161,6 +176,13 @@ class CostModel:
         if signature is not None and signature.known:
             return min(signature.room(self._short_s), method.memory)
         return min(method.room(self._short_s), method.memory)
+
+    def gains(self, chosen: Sequence[Call], more: int) -> bool:
+        """Whether to put more work into a forward of these calls takes less time than to do it
+        by itself: with a mask that calls of one length need not, it may not."""
+        signature = self._signatures.get(chosen[0].group)
+        work = sum(call.work for call in chosen)
+        return signature is None or not signature.known or signature.gains(work, more)
 
     def forecast(self, call: Call, calls: int) -> Forecast:
         """A forward of so many calls like this one."""

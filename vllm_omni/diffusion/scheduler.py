@@ -134,6 +134,8 @@ class CallScheduler:
             if self._padding([*chosen, *more, foreseen]) <= self._max_padding:
                 more.append(foreseen)
                 room -= foreseen.work
+        if not self._cost.gains(chosen, sum(call.work for call in more)):
+            return []
         return more
 
     @staticmethod
