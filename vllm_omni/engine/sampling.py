@@ -35,6 +35,8 @@ def constrain(params: SamplingParams, constraints: Mapping[str, Any]) -> Samplin
         if key == "stop_token_ids":
             params.stop_token_ids = sorted({*(params.stop_token_ids or ()), *value})
             params.all_stop_token_ids.update(value)
+        elif key == "min_tokens" and params.max_tokens is not None:
+            params.min_tokens = min(value, params.max_tokens)  # who asks for less gets less
         else:
             setattr(params, key, value)
     return params

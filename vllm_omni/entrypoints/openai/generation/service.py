@@ -14,13 +14,13 @@ from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.diffusers import arguments_of, pipeline_class
-from vllm_omni.config.problems import did_you_mean
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
 from vllm_omni.entrypoints.openai.generation.fields import in_fields_of
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
 from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, at_fault
+from vllm_omni.entrypoints.openai.protocol.unknown import unknown_parameter
 from vllm_omni.entrypoints.openai.references import References
 from vllm_omni.errors import OmniClientError, StageUnavailableError
 from vllm_omni.generation import OmniDiffusionSamplingParams
@@ -33,11 +33,13 @@ DEFAULT_MAX_IMAGE_PIXELS = 7680 * 4320
 MAX_VIDEO_PIXELS = 1 << 32
 """Pixels of all frames of a video: 12 GiB decoded."""
 
-_ROUTES: Mapping[str, str] = {
+ROUTES: Mapping[str, str] = {
     "image": "/v1/images/generations",
     "video": "/v1/videos",
     "audio": "/v1/audio/generate",
 }
+MADE: Mapping[str, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
+"""What a pipeline makes, by its modality, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Generation:
         if self.modality != modality:
             raise OmniClientError(
                 f"model: {self.models[0].name} makes {self.modality}; use "
-                f"{_ROUTES.get(self.modality, 'another route')}",
+                f"{ROUTES.get(self.modality, 'another route')}",
                 param="model",
             )
 
@@ -109,10 +111,7 @@ class Generation:
             fields = {*type(body).model_fields, *arguments}
             for name in unknown:
                 if name not in arguments:
-                    hint = did_you_mean(name, fields) or "."
-                    raise OmniClientError(
-                        f"Unknown parameter: {name[:80]!r}{hint}", param=name[:80]
-                    )
+                    raise unknown_parameter(name, fields)
         settings = self.engine.diffusion_settings
         assert settings is not None  # only diffusers pipelines come here
         for name in ("vae_use_slicing", "vae_use_tiling"):
