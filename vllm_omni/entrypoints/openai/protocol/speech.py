@@ -161,7 +161,7 @@ class SpeechOptions(KnownFields):
         default=None, gt=0, le=3600, description="Length, of models that read it."
     )
     max_new_tokens: int | None = Field(
-        default=None, ge=1, le=MAX_NEW_TOKENS, description="Most codec frames."
+        default=None, ge=1, le=MAX_NEW_TOKENS, description="Most tokens, the end included."
     )
     seed: Seed | None = Field(default=None, description="The same seed, the same sound.")
     temperature: float | None = Field(default=None, ge=0, le=10, description="Of the first stage.")
