@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vllm_omni.entrypoints.omni import Omni
     from vllm_omni.generation import OmniDiffusionSamplingParams
     from vllm_omni.outputs import OmniRequestOutput
+    from vllm_omni.speech.request import Reference, SpeechRequest
 
 __version__ = version("vllm-omni")
 
@@ -18,6 +19,8 @@ _PUBLIC = {
     "Omni": "vllm_omni.entrypoints.omni",
     "OmniDiffusionSamplingParams": "vllm_omni.generation",
     "OmniRequestOutput": "vllm_omni.outputs",
+    "Reference": "vllm_omni.speech.request",
+    "SpeechRequest": "vllm_omni.speech.request",
 }
 
 __all__ = [
@@ -25,6 +28,8 @@ __all__ = [
     "Omni",
     "OmniDiffusionSamplingParams",
     "OmniRequestOutput",
+    "Reference",
+    "SpeechRequest",
     "__version__",
 ]
 

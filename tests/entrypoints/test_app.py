@@ -55,6 +55,9 @@ def test_vllms_routes_stay(server: LiveServer) -> None:
     assert httpx.post(f"{server.url}/v1/completions", json=completion, timeout=60).is_success
     assert httpx.post(f"{server.url}/tokenize", json={"prompt": "hi"}).is_success
     assert httpx.get(f"{server.url}/metrics").is_success
+    reply = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hi."})
+    assert reply.status_code == 404
+    assert "use /v1/chat/completions" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("route", ["completions", "chat/completions", "responses"])

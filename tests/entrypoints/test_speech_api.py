@@ -128,6 +128,16 @@ def test_events_of_openais_shape(server: SpeechServer) -> None:
     assert done == {"type": "speech.audio.done", "usage": usage}
 
 
+def test_headers_say_what_is_in_the_file(server: SpeechServer) -> None:
+    for format, rate in (("mp3", 96_000), ("opus", 44_100), ("aac", 50_000)):
+        reply = server.speak(response_format=format, sample_rate=rate)
+        assert "48000" in server.assert_blames(reply, "sample_rate")
+    for format, rate in (("mp3", 16_000), ("opus", 16_000), ("flac", 50_000)):
+        reply = server.speak(response_format=format, sample_rate=rate)
+        assert reply.headers["x-sample-rate"] == str(decode_audio(reply.content)[1])
+        assert ("x-bits-per-sample" in reply.headers) is (format == "flac")
+
+
 def test_speed_keeps_the_pitch_and_sample_rate_is_kept(server: SpeechServer) -> None:
     fields = {"speed": 2.0, "sample_rate": 16_000, "response_format": "pcm"}
     text = "aaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -188,7 +198,9 @@ def test_half_a_character_is_refused(server: SpeechServer) -> None:
     ("param", "value"),
     [
         ("voice", "nobody"),
-        ("voice", {"no": "id"}),
+        ("voice.no", {"no": "id"}),
+        ("voice.language", {"id": "Ryan", "language": "en"}),
+        ("voice", {"id": "Ryan", "name": "Vivian"}),
         ("voice", "../../etc/passwd"),
         ("voice", "x" * 300),
         ("voice", 7),
@@ -201,6 +213,9 @@ def test_half_a_character_is_refused(server: SpeechServer) -> None:
         ("speed", 1e9),
         ("sample_rate", 1),
         ("sample_rate", 10**12),
+        ("ref_audio", "nobody"),
+        ("sampel_rate", 16_000),
+        ("emotion", "joy"),
         ("seed", -1),
         ("seed", 2**70),
         ("max_new_tokens", 0),
@@ -225,6 +240,12 @@ def test_the_field_at_fault_is_named(server: SpeechServer, param: str, value: An
     server.assert_blames(reply, param)
 
 
+def test_what_was_likely_meant_is_told(server: SpeechServer) -> None:
+    told = server.assert_blames(server.speak(TEXT, langage="English"), "langage")
+    assert told == "Unknown parameter: 'langage'; did you mean 'language'?"
+    assert server.speak(TEXT, langage=None).status_code == 200  # which says nothing
+
+
 def test_numbers_that_are_none(server: SpeechServer) -> None:
     body = '{"input": "hi", "speed": NaN, "speaker_embedding": [1e999]}'
     headers = {"content-type": "application/json"}
@@ -240,7 +261,10 @@ def test_events_are_a_stream(server: SpeechServer) -> None:
 def test_another_model(server: SpeechServer) -> None:
     server.assert_blames(server.speak(TEXT, model="gpt"), "model", 404)
     assert server.request("GET", "/v1/models").json()["data"][0]["id"] == MODEL
-    assert server.request("POST", "/v1/chat/completions", json={}).status_code == 404
+    for path in ("chat/completions", "images/generations", "audio/transcriptions", "videos"):
+        reply = server.request("POST", f"/v1/{path}", json={})
+        assert "/v1/audio/speech" in server.assert_blames(reply, None, 404)
+        assert reply.json()["error"]["type"] == "NotFoundError"
     document = server.request("GET", "/openapi.json").json()
     assert {"/v1/audio/speech", "/v1/audio/speech/batch", "/v1/audio/voices"} <= set(
         document["paths"]
@@ -369,17 +393,18 @@ def test_a_batch_has_a_result_for_each(server: SpeechServer) -> None:
         {"input": "four", "non_streaming_mode": False, "response_format": "wav"},
         {"input": "five", "voice": "nobody"},
         {"voice": "Ryan"},
+        {"input": "seven", "stream_format": "sse"},
     ]
     made = batch(server, voice="Ryan", response_format="pcm", non_streaming_mode=True, items=items)
-    assert (made["total"], made["succeeded"], made["failed"]) == (6, 2, 4)
+    assert (made["total"], made["succeeded"], made["failed"]) == (7, 2, 5)
     results = made["results"]
-    assert [each["index"] for each in results] == list(range(6))
+    assert [each["index"] for each in results] == list(range(7))
     first = base64.b64decode(results[0]["audio_data"])
     assert first == to_int16(spoken("one")).tobytes()
     assert (results[0]["media_type"], results[3]["media_type"]) == ("audio/pcm", "audio/wav")
     assert results[0]["usage"]["output_tokens"] == 3
-    blamed = {i: results[i]["error"]["param"] for i in (1, 2, 4, 5)}
-    assert blamed == {1: "input", 2: None, 4: "voice", 5: "input"}
+    blamed = {i: results[i]["error"]["param"] for i in (1, 2, 4, 5, 6)}
+    assert blamed == {1: "input", 2: None, 4: "voice", 5: "input", 6: "stream_format"}
     asked = {each.text: each for each, _, _ in server.engine.asked[-4:]}
     assert (asked["one"].voice, asked["four"].voice) == ("Vivian", "Ryan")
     # Row A-50: an item's False wins over the batch's True.
@@ -394,6 +419,7 @@ def test_a_batch_has_a_result_for_each(server: SpeechServer) -> None:
         ("items", {}),
         ("items.0", {"items": ["text"]}),
         ("speed", {"items": [{"input": "a"}], "speed": 99}),
+        *((name, {"items": [{"input": "a"}], name: "a"}) for name in ("input", "stream", "voise")),
     ],
 )
 def test_a_batch_that_is_none(server: SpeechServer, param: str, body: Any) -> None:

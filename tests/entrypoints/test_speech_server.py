@@ -73,6 +73,11 @@ def test_a_voice_is_the_same_however_it_comes_and_another_is_not(server: OmniSer
         assert (speak(server, **inline) == uploaded) is same
 
 
+def test_one_token_makes_no_frame_and_two_make_one(server: OmniServer) -> None:
+    assert len(speak(server, max_new_tokens=1)) == 0
+    assert len(speak(server, max_new_tokens=2)) == 2 * 1920
+
+
 def test_openais_client_streams_what_it_would_get_at_once(server: OmniServer) -> None:
     whole = speak(server)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -92,11 +92,14 @@ def test_from_upload_to_deletion(server: SpeechServer, folder: Path) -> None:
 
 def test_an_embedding_in_place_of_a_recording(server: SpeechServer) -> None:
     form = {"name": "vector", **CONSENT, "speaker_embedding": "[0.5, -1, 2]"}
-    reply = server.request("POST", VOICES, data=form, files={"x": ("", b"")})
+    reply = server.request("POST", VOICES, data=form, files={"speaker_description": ("", b"")})
     assert reply.status_code == 200, reply.text
     assert server.speak(voice="vector").status_code == 200
     embedding = server.engine.asked[-1][0].speaker_embedding
     np.testing.assert_array_equal(embedding, np.array([0.5, -1, 2], np.float32))
+    assert reply.json()["voice"]["seconds"] is reply.json()["voice"]["sample_rate"] is None
+    zeros = {**form, "name": "none", "speaker_embedding": "[0, 0]"}
+    server.assert_blames(server.request("POST", VOICES, data=zeros), "speaker_embedding")
     server.assert_blames(server.speak(ref_audio="vector", ref_text="a"), "ref_audio")
     assert server.request("DELETE", f"{VOICES}/vector").status_code == 200
 
@@ -123,6 +126,7 @@ def test_names_that_are_none(server: SpeechServer, folder: Path, name: str) -> N
         ("speaker_embedding.0", {"speaker_embedding": "[1e999]"}),
         ("speaker_embedding", {"speaker_embedding": "__import__('os')"}),
         ("audio_sample", {"speaker_embedding": "[1]"}),
+        ("ref_txt", {"ref_txt": "What I say."}),
         ("audio_sample", {"data": recording(0.3)}),
         ("audio_sample", {"data": recording(31, 8000)}),
         ("audio_sample", {"data": b""}),
@@ -142,6 +146,14 @@ def test_uploads_that_are_none(
     assert not list(folder.glob("*.safetensors"))
 
 
+def test_a_voice_without_its_words_says_what_it_needs(server: SpeechServer) -> None:
+    assert "x_vector_only_mode" in upload(server, "silent one").json()["note"]
+    assert server.speak(voice="silent one", x_vector_only_mode=True).status_code == 200
+    server.assert_blames(server.speak(voice="silent one"), "ref_text")
+    assert server.request("DELETE", f"{VOICES}/silent one").status_code == 200
+    assert "reserved" in server.assert_blames(upload(server, "default"), "name")
+
+
 def test_the_checkpoints_own_stay(server: SpeechServer) -> None:
     server.assert_blames(server.request("DELETE", f"{VOICES}/ryan"), "name")
     assert server.request("DELETE", f"{VOICES}/..%2f..%2fetc").status_code == 404
@@ -149,18 +161,22 @@ def test_the_checkpoints_own_stay(server: SpeechServer) -> None:
 
 def test_a_model_that_clones_no_voices(tmp_path: Path) -> None:
     offer = replace(OFFER, max_references=0, instructions=False, languages=())
+    VoiceStore(tmp_path / "voices").add(voice("ann"))  # of a server that shares the folder
     with speech_server(tmp_path / "voices", offer=offer) as server:
         server.assert_blames(upload(server, "someone"), "audio_sample")
-        voice = base64.b64encode(recording(2.0)).decode()
+        source = base64.b64encode(recording(2.0)).decode()
         for fields in (
-            {"ref_audio": voice},
+            {"ref_audio": source},
             {"speaker_embedding": [1.0]},
             {"x_vector_only_mode": True},
             {"instructions": "Softly."},
             {"language": "English"},
         ):
             server.assert_blames(server.speak(**fields), next(iter(fields)))
-        assert listed(server)["languages"] == []
+        found = listed(server)
+        assert found["languages"] == [] and found["voices"] == list(OFFER.voices)
+        assert [each["name"] for each in found["uploaded_voices"]] == ["ann"]
+        assert "an uploaded voice" in server.assert_blames(server.speak(voice="ann"), "voice")
 
 
 # The store by itself.

@@ -191,10 +191,10 @@ def test_what_cannot_be_said(running: Deployment, plain: dict[str, np.ndarray]) 
     """The next request is right; special tokens in a text are text."""
     silent = Reference(sound(2.0, RATE), RATE, None)
     for request, field in (
-        (SpeechRequest(text="?!"), "input"),
-        (SpeechRequest(text="word " * 3000), "input"),
+        (SpeechRequest(text="?!"), "text"),
+        (SpeechRequest(text="word " * 3000), "text"),
         (SpeechRequest(text="Hi", voice="anna"), "voice"),
-        (SpeechRequest(text="Hi", references=(silent,)), "ref_text"),
+        (SpeechRequest(text="Hi", references=(silent,)), "references.text"),
     ):
         with pytest.raises(OmniClientError) as refused:
             say(running, request)

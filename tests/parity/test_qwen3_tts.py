@@ -146,7 +146,7 @@ def test_the_voice_is_that_of_the_recording(speaker: Speaker) -> None:
     if speaker.kind != "base":
         with pytest.raises(OmniClientError) as refused:
             speaker.say(SpeechRequest(text="Hi", references=(Reference(sound(2.0), RATE, "a"),)))
-        assert refused.value.param == "ref_audio"
+        assert refused.value.param == "references"
         return
     first, other = (Reference(sound(1.2, RATE, seed), RATE, "Hello.") for seed in (7, 8))
     asked = [SpeechRequest(text="One, two.", references=(each,)) for each in (first, other, first)]
@@ -179,7 +179,7 @@ def test_the_first_piece_is_as_long_as_asked(speaker: Speaker) -> None:
 def test_what_cannot_be_said(speaker: Speaker) -> None:
     """The next request is right."""
     good = request_of(speaker.cases[0])
-    for text, field in (("", "input"), ("?!", "input"), ("\x00", "input")):
+    for text, field in (("", "text"), ("?!", "text"), ("\x00", "text")):
         with pytest.raises(OmniClientError) as refused:
             speaker.say(SpeechRequest(text=text, references=good.references))
         assert refused.value.param == field
@@ -189,6 +189,6 @@ def test_what_cannot_be_said(speaker: Speaker) -> None:
         )
         with pytest.raises(OmniClientError, match="positions") as refused:
             speaker.say(long)
-        assert refused.value.param == "input"
+        assert refused.value.param == "text"
     (made,) = speaker.say(good)
     assert_same(made, speaker.expected(speaker.cases[0]))

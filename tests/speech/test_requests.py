@@ -3,6 +3,8 @@
 
 import asyncio
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import torch
 
 from vllm_omni.connectors import serialization
 from vllm_omni.entrypoints.reference_cache import ReferenceCache
-from vllm_omni.entrypoints.speech import checked, row_prompt
+from vllm_omni.entrypoints.speech import row_prompt
+from vllm_omni.entrypoints.speech_checks import checked
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.family import NOTHING, SpeechOffer, SpeechPrompt
 from vllm_omni.speech.request import Reference, SpeechRequest
@@ -41,52 +44,52 @@ def test_the_default_voice(voice: str | None) -> None:
 @pytest.mark.parametrize(
     ("asked", "offer", "field"),
     [
-        (SpeechRequest(text=""), NAMED, "input"),
-        (SpeechRequest(text=" \n\t"), NAMED, "input"),
-        (SpeechRequest(text="...?!\u2026"), NAMED, "input"),
-        (SpeechRequest(text="\x00\x01\x1b"), NAMED, "input"),
-        (SpeechRequest(text="a" * 100_001), NAMED, "input"),
-        (SpeechRequest(text=3), NAMED, "input"),
+        (SpeechRequest(text=""), NAMED, "text"),
+        (SpeechRequest(text=" \n\t"), NAMED, "text"),
+        (SpeechRequest(text="...?!\u2026"), NAMED, "text"),
+        (SpeechRequest(text="\x00\x01\x1b"), NAMED, "text"),
+        (SpeechRequest(text="a" * 100_001), NAMED, "text"),
+        (SpeechRequest(text=3), NAMED, "text"),
         (SpeechRequest(text="Hi", voice="nobody"), NAMED, "voice"),
         (SpeechRequest(text="Hi", voice=["Ryan"]), NAMED, "voice"),
         (SpeechRequest(text="Hi", voice="Ryan"), CLONING, "voice"),
         (SpeechRequest(text="Hi", language="klingon"), NAMED, "language"),
-        (SpeechRequest(text="Hi", task="Base"), NAMED, "task_type"),
+        (SpeechRequest(text="Hi", task="Base"), NAMED, "task"),
         (SpeechRequest(text="Hi", instructions="slowly"), NAMED, "instructions"),
-        (SpeechRequest(text="Hi", extra={"pitch": 2}), NAMED, "extra_params.pitch"),
-        (SpeechRequest(text="Hi", initial_frames=0), NAMED, "initial_codec_chunk_frames"),
-        (SpeechRequest(text="Hi", references=(recording(),)), NAMED, "ref_audio"),
-        (SpeechRequest(text="Hi", non_streaming=False), WHOLE, "non_streaming_mode"),
+        (SpeechRequest(text="Hi", extra={"pitch": 2}), NAMED, "extra.pitch"),
+        (SpeechRequest(text="Hi", initial_frames=0), NAMED, "initial_frames"),
+        (SpeechRequest(text="Hi", references=(recording(),)), NAMED, "references"),
+        (SpeechRequest(text="Hi", non_streaming=False), WHOLE, "non_streaming"),
         (
             SpeechRequest(text="Hi", references=(recording(),), x_vector_only=True),
             WHOLE,
-            "x_vector_only_mode",
+            "x_vector_only",
         ),
         (
-            SpeechRequest(text="Hi", speaker_embedding=np.zeros(4, np.float32)),
+            SpeechRequest(text="Hi", speaker_embedding=np.ones(4, np.float32)),
             WHOLE,
             "speaker_embedding",
         ),
-        (SpeechRequest(text="Hi"), CLONING, "ref_audio"),
-        (SpeechRequest(text="Hi", references=(recording(),) * 2), CLONING, "ref_audio"),
-        (SpeechRequest(text="Hi", references=(recording(0),)), CLONING, "ref_audio"),
-        (SpeechRequest(text="Hi", references=(recording(0.5),)), CLONING, "ref_audio"),
-        (SpeechRequest(text="Hi", references=(recording(31),)), CLONING, "ref_audio"),
-        (SpeechRequest(text="Hi", references=(recording(text=None),)), CLONING, "ref_text"),
-        (SpeechRequest(text="Hi", references=(recording(text="..."),)), CLONING, "ref_text"),
+        (SpeechRequest(text="Hi"), CLONING, "references"),
+        (SpeechRequest(text="Hi", references=(recording(),) * 2), CLONING, "references"),
+        (SpeechRequest(text="Hi", references=(recording(0),)), CLONING, "references"),
+        (SpeechRequest(text="Hi", references=(recording(0.5),)), CLONING, "references"),
+        (SpeechRequest(text="Hi", references=(recording(31),)), CLONING, "references"),
+        (SpeechRequest(text="Hi", references=(recording(text=None),)), CLONING, "references.text"),
+        (SpeechRequest(text="Hi", references=(recording(text="..."),)), CLONING, "references.text"),
         (
             SpeechRequest(
                 text="Hi", references=(Reference(np.full(16000, np.nan, np.float32), 8000, "a"),)
             ),
             CLONING,
-            "ref_audio",
+            "references",
         ),
         (
             SpeechRequest(text="Hi", speaker_embedding=np.full(4, math.inf)),
             CLONING,
             "speaker_embedding",
         ),
-        (SpeechRequest(text="Hi", speaker_embedding=np.zeros(4)), NAMED, "speaker_embedding"),
+        (SpeechRequest(text="Hi", speaker_embedding=np.ones(4)), NAMED, "speaker_embedding"),
     ],
 )
 def test_what_is_not_offered_is_refused(
@@ -96,6 +99,47 @@ def test_what_is_not_offered_is_refused(
         checked(asked, offer)
     assert refused.value.param == field
     assert str(refused.value).startswith(field)
+
+
+def heard(samples: Any, rate: Any = 8000) -> Any:
+    return (Reference(samples, rate, "a"),)
+
+
+SAMPLES = recording().samples
+
+
+@pytest.mark.parametrize(
+    ("attributes", "told"),
+    [
+        ({"references": heard((SAMPLES * 32767).astype(np.int16))}, "int16 array"),
+        ({"references": heard(SAMPLES * 32767)}, "divide"),
+        ({"references": heard(SAMPLES.tolist())}, "list"),
+        ({"references": heard("ann.wav")}, "str"),
+        ({"references": heard(np.stack([SAMPLES] * 2))}, "mono"),
+        ({"references": heard(np.zeros(16000))}, "silent"),
+        *(({"references": heard(SAMPLES, rate)}, "sample_rate") for rate in (0, -1, 1 << 40, "8")),
+        ({"references": "ann.wav"}, "tuple of Reference"),
+        ({"references": [SAMPLES]}, "ndarray"),
+        ({"speaker_embedding": "ann"}, "numbers"),
+        ({"speaker_embedding": [[1.0]]}, "[d]"),
+        ({"speaker_embedding": [0.0] * 3}, "zero"),
+        ({"speaker_embedding": [1.0] * 4}, "3 numbers"),
+        ({"extra": ["joy"]}, "mapping"),
+        ({"x_vector_only": "no"}, "bool"),
+    ],
+)
+def test_what_is_of_another_type_is_told(attributes: dict[str, Any], told: str) -> None:
+    with pytest.raises(OmniClientError) as refused:
+        checked(SpeechRequest(text="Hi", **attributes), replace(CLONING, embedding_size=3))
+    (name,) = attributes
+    assert refused.value.param == name and told in refused.value.message
+
+
+def test_what_is_meant_is_taken() -> None:
+    alone = SpeechRequest(text="Hi", references=Reference(SAMPLES.astype(np.float64), 8000, "a"))
+    assert checked(alone, CLONING).references[0].samples.dtype == np.float32
+    vector = SpeechRequest(text="Hi", speaker_embedding=[1, 2])
+    assert checked(vector, CLONING).speaker_embedding.dtype == np.float32
 
 
 def test_a_transcript_is_not_needed_for_the_voice_alone() -> None:

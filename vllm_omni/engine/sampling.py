@@ -35,6 +35,8 @@ def constrain(params: SamplingParams, constraints: Mapping[str, Any]) -> Samplin
         if key == "stop_token_ids":
             params.stop_token_ids = sorted({*(params.stop_token_ids or ()), *value})
             params.all_stop_token_ids.update(value)
+        elif key == "min_tokens" and params.max_tokens is not None:
+            params.min_tokens = min(value, params.max_tokens)
         else:
             setattr(params, key, value)
     return params
@@ -67,7 +69,10 @@ def merge_request(
             f"{field}: should be SamplingParams, a mapping or None, not {type(override).__name__}",
             param=field,
         )
-    return overlaid(override, {name: getattr(base, name) for name in _REQUEST_FIELDS}, field)
+    defaults = {name: getattr(base, name) for name in _REQUEST_FIELDS}
+    if isinstance(most := override.get("max_tokens"), int):  # who asks for less gets less
+        defaults["min_tokens"] = min(base.min_tokens, max(most, 0))
+    return overlaid(override, defaults, field)
 
 
 def overlaid(given: Mapping[str, Any], base: Mapping[str, Any], field: str) -> SamplingParams:

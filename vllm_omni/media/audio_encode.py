@@ -62,6 +62,10 @@ _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 AAC_RATES = (*_MPEG_RATES, 64000, 88200, 96000)
 """Sample rates in Hz that the AAC encoder takes."""
 
+OPUS_RATE = 48_000
+LOSSLESS = frozenset({"wav", "flac", "pcm", "pcm16"})
+"""Formats whose samples have a number of bits, which is 16."""
+
 _CODECS = {
     "mp3": _Codec(
         "mp3", "libmp3lame", _MPEG_RATES, bit_rate=96_000, options=(("id3v2_version", "0"),)
@@ -268,6 +272,19 @@ def encoder_rate(known: tuple[int, ...], rate: int) -> int:
     if not known:
         return rate
     return next((each for each in known if each >= rate), known[-1])
+
+
+def rates_of(format: str) -> tuple[int, ...]:
+    """Sample rates in Hz that can be asked of a format, ascending; empty for any."""
+    return _CODECS[format].rates if format in _CODECS else ()
+
+
+def file_rate(format: str, rate: int) -> int:
+    """The rate in Hz at which a file is played that was made of sound of some rate.
+
+    Opus is, always, at 48 kHz (RFC 7845, section 5.1).
+    """
+    return OPUS_RATE if format == "opus" else encoder_rate(rates_of(format), rate)
 
 
 def _wav_header(rate: int, channels: int, data_bytes: int | None) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vllm_omni.media.audio_encode import AudioStreamEncoder, encode
+from vllm_omni.media.audio_encode import AudioStreamEncoder, encode, file_rate
 from vllm_omni.media.resample import ResampleStream
 from vllm_omni.media.tempo import TempoStream
 
@@ -48,14 +48,18 @@ class SoundWriter:
         rate: Hz, of what is fed.
         wanted_rate: Hz, of the file; None for the same.
         tempo: How many times as fast, at the same pitch.
+
+    Attributes:
+        sample_rate: Hz, that the file is played at.
     """
 
     def __init__(
         self, format: str, rate: int, wanted_rate: int | None = None, tempo: float = 1.0
     ) -> None:
         self._shaper = SoundShaper(rate, wanted_rate, tempo)
-        self.sample_rate = self._shaper.sample_rate
-        self._encoder = AudioStreamEncoder(format, self.sample_rate, param="response_format")
+        rate = self._shaper.sample_rate
+        self.sample_rate = file_rate(format, rate)
+        self._encoder = AudioStreamEncoder(format, rate, param="response_format")
 
     def feed(self, samples: np.ndarray) -> bytes:
         """Add float32 ``[n]``; what is ready by now, perhaps nothing."""
@@ -73,9 +77,10 @@ def whole_file(
     wanted_rate: int | None = None,
     tempo: float = 1.0,
 ) -> tuple[bytes, int]:
-    """One file with its true length in its header, and its sample rate; see `SoundWriter`."""
+    """One file with its true length in its header, and the rate it is played at. See
+    `SoundWriter`."""
     shaper = SoundShaper(rate, wanted_rate, tempo)
     shaped = [shaper.feed(piece) for piece in pieces]
     samples = np.concatenate([*shaped, shaper.finish()])
     made = encode(samples, shaper.sample_rate, format, param="response_format")
-    return made, shaper.sample_rate
+    return made, file_rate(format, shaper.sample_rate)

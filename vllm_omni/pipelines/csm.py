@@ -141,7 +141,7 @@ class Csm:
         count = len(request.references)
         if given is None:
             return [str(request.voice)] * count
-        field = f"extra_params.{SPEAKER_OPTION}"
+        field = f"extra.{SPEAKER_OPTION}"
         if not isinstance(given, list | tuple) or len(given) != count:
             raise OmniClientError(
                 f"{field}: should list who speaks in each of {count} recordings", param=field

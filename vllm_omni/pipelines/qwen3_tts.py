@@ -15,7 +15,6 @@ from vllm.tokenizers import TokenizerLike
 
 from vllm_omni.config.pipeline import Edge, EdgeContext, Pipeline, Stage
 from vllm_omni.config.problems import Problem
-from vllm_omni.errors import OmniClientError
 from vllm_omni.framing import ChunkPolicy
 from vllm_omni.pipelines.checks import token_ids
 from vllm_omni.pipelines.speech import CodecEdge
@@ -119,6 +118,7 @@ class Qwen3TTS:
             max_references=1 if clones else 0,
             needs_reference=clones,
             needs_transcript=clones,
+            embedding_size=self._talker.hidden_size if clones else None,
         )
 
     def prompt(
@@ -197,14 +197,7 @@ class Qwen3TTS:
         self, request: SpeechRequest, references: Sequence[EncodedReference]
     ) -> torch.Tensor | None:
         if request.speaker_embedding is not None:
-            vector = torch.from_numpy(request.speaker_embedding).float()
-            if vector.shape != (self._talker.hidden_size,):
-                raise OmniClientError(
-                    f"speaker_embedding: should have {self._talker.hidden_size} numbers, "
-                    f"not {tuple(vector.shape)}",
-                    param="speaker_embedding",
-                )
-            return vector
+            return torch.from_numpy(request.speaker_embedding).float()
         return references[0]["x_vector"] if references else None
 
     def _add_text(self, made: _Positions, text: list[int], non_streaming: bool) -> list[int]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 from vllm.tokenizers import TokenizerLike
@@ -31,6 +32,8 @@ class SpeechOffer:
             `x_vector_only`.
         speaker_embeddings: Of a recording it can take the speaker alone (`x_vector_only`), or be
             given that as an embedding; if it can clone voices at all.
+        embedding_size: Numbers of a speaker embedding; None where that is not known, or none is
+            taken.
         streams_text: A text can follow one token per frame (`non_streaming` is false).
         reference_seconds: Shortest and longest recording.
         voice_beside_references: A voice can be named beside recordings: they are what was said
@@ -47,10 +50,17 @@ class SpeechOffer:
     needs_reference: bool = False
     needs_transcript: bool = False
     speaker_embeddings: bool = True
+    embedding_size: int | None = None
     streams_text: bool = True
     reference_seconds: tuple[float, float] = (1.0, 30.0)
     voice_beside_references: bool = False
     extra: frozenset[str] = frozenset()
+
+    def refused_embedding(self, embedding: np.ndarray) -> str | None:
+        """What is wrong with a speaker embedding, float32 [d]; None if nothing is."""
+        if self.embedding_size not in (None, len(embedding)):
+            return f"should have {self.embedding_size} numbers, not {len(embedding)}"
+        return None if embedding.any() else "is all zero"
 
 
 EncodedReference = Mapping[str, torch.Tensor]

@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
+MAX_SAMPLE_RATE = 384_000
+"""Of a recording, Hz."""
+SILENT = 1e-4
+"""A recording that nowhere reaches this is silent."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
     """A recording whose voice is to be spoken in.
 
     Attributes:
-        samples: float32 [n], mono, in [-1, 1].
-        sample_rate: Hz.
+        samples: Floating point [n], mono, in [-1, 1]; not silent.
+        sample_rate: Hz, up to `MAX_SAMPLE_RATE`.
         text: What is said in it, for models that read it; None if that is not known.
     """
 
@@ -39,7 +44,7 @@ class SpeechRequest:
         language: A language of the checkpoint, compared without case, or None to leave it to it.
         instructions: How to say it, in words.
         references: Recordings of the voice (several for a dialogue); empty for none.
-        speaker_embedding: float32 [d], in place of a recording.
+        speaker_embedding: Numbers [d], in place of a recording.
         x_vector_only: Of a recording take the speaker embedding alone, not what was said in it.
         non_streaming: The whole text stands in the prompt (True), or follows one token per frame
             (False); None for what the task does (row A-50). It does not concern how sound is sent.

@@ -41,7 +41,7 @@ from vllm_omni.entrypoints.openai.access import (
 from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.error_handlers import install_error_handlers
 from vllm_omni.entrypoints.openai.generation.films import sync_timeout_s
-from vllm_omni.entrypoints.openai.generation.service import Generation
+from vllm_omni.entrypoints.openai.generation.service import MADE, ROUTES, Generation
 from vllm_omni.entrypoints.openai.headers import SecurityHeadersMiddleware
 from vllm_omni.entrypoints.openai.large_bodies import LargeBodyMiddleware
 from vllm_omni.entrypoints.openai.media_budget import MediaBudgetMiddleware
@@ -52,6 +52,7 @@ from vllm_omni.entrypoints.openai.routes import (
     audio_generate,
     chat,
     diffusion_chat,
+    elsewhere,
     images,
     realtime,
     responses,
@@ -97,6 +98,8 @@ async def build_omni_app(
     add_middleware(app, args, engine_client.admission)
     await init_app_state(engine_client, app.state, args, tasks)
     if "generate" in tasks:
+        makes = " and ".join(engine_client.pipeline.output_modalities)
+        include_elsewhere(app, makes, "/v1/chat/completions")
         init_chat_state(engine_client, app.state, args, entry_sampling)
         app.state.omni_realtime = realtime_sessions(
             app.state.omni_serving_chat, RealtimeLimits.of(args)
@@ -113,7 +116,9 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
     """
     app = _own_app(engine_client, args, GENERATION_ROUTERS, _generation_lifespan)
     app.state.omni_generation = Generation.of(engine_client, app.state.omni_models, args)
-    if app.state.omni_generation.modality == "video":
+    modality = app.state.omni_generation.modality
+    include_elsewhere(app, MADE[modality], ROUTES[modality])
+    if modality == "video":
         app.state.omni_video_jobs = VideoJobs(video_store(args))
         app.state.omni_video_sync_timeout = sync_timeout_s()
     return app
@@ -127,6 +132,7 @@ def build_speech_app(engine_client: AsyncOmni, offer: SpeechOffer, args: Namespa
     """
     app = _own_app(engine_client, args, SPEECH_ROUTERS, lifespan)
     app.state.omni_speech = Speech.of(engine_client, offer, app.state.omni_models, args)
+    include_elsewhere(app, "speech", "/v1/audio/speech")
     limits = RealtimeLimits.of(args)
     app.state.omni_speech_sessions = speech_sessions(app.state.omni_speech, limits)
     return app
@@ -219,6 +225,12 @@ def include_first(app: FastAPI, routers: list[APIRouter]) -> None:
         if isinstance(route, APIRoute) and any((route.path, m) in ours for m in route.methods):
             route.include_in_schema = False
     app.router.routes.extend(theirs)
+
+
+def include_elsewhere(app: FastAPI, makes: str, route: str) -> None:
+    """Have the routes of other kinds of server say what this one makes, and where."""
+    taken = {each.path for each in app.router.routes if isinstance(each, APIRoute)}
+    app.include_router(elsewhere.elsewhere(makes, route, taken))
 
 
 def init_chat_state(

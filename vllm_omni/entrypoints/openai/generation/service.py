@@ -22,6 +22,7 @@ from vllm_omni.entrypoints.openai.generation.fields import in_fields_of
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
 from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, at_fault
+from vllm_omni.entrypoints.openai.protocol.unknown import unknown_parameter
 from vllm_omni.entrypoints.openai.references import References
 from vllm_omni.errors import OmniClientError, StageUnavailableError
 from vllm_omni.generation import OmniDiffusionSamplingParams
@@ -34,11 +35,13 @@ DEFAULT_MAX_IMAGE_PIXELS = 7680 * 4320
 MAX_VIDEO_PIXELS = 1 << 32
 """Pixels of all frames of a video: 12 GiB decoded."""
 
-_ROUTES: Mapping[str, str] = {
+ROUTES: Mapping[str, str] = {
     "image": "/v1/images/generations",
     "video": "/v1/videos",
     "audio": "/v1/audio/generate",
 }
+MADE: Mapping[str, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
+"""What a pipeline makes, by its modality, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Generation:
         if self.modality != modality:
             raise OmniClientError(
                 f"model: {self.models[0].name} makes {self.modality}; use "
-                f"{_ROUTES.get(self.modality, 'another route')}",
+                f"{ROUTES.get(self.modality, 'another route')}",
                 param="model",
             )
 
@@ -110,10 +113,7 @@ class Generation:
             fields = {*type(body).model_fields, *arguments}
             for name in unknown:
                 if name not in arguments:
-                    hint = did_you_mean(name, fields) or "."
-                    raise OmniClientError(
-                        f"Unknown parameter: {name[:80]!r}{hint}", param=name[:80]
-                    )
+                    raise unknown_parameter(name, fields)
         settings = self.engine.diffusion_settings
         assert settings is not None  # only diffusers pipelines come here
         for name in ("vae_use_slicing", "vae_use_tiling"):

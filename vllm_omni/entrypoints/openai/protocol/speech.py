@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from vllm_omni.entrypoints.openai.protocol.content import check_text
 from vllm_omni.entrypoints.openai.protocol.diffusion import Name, Seed, at_fault
+from vllm_omni.entrypoints.openai.protocol.unknown import KnownFields, check_known
 from vllm_omni.media.tempo import MAX_TEMPO, MIN_TEMPO
 
 SpeechFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm"]
@@ -40,6 +41,8 @@ MAX_REFERENCE_TEXT = 4096
 MAX_ANY_TEXT = 1 << 20
 """Characters of a text before it is looked at; what the server takes is less."""
 
+VOICE_KEYS = ("id", "name")
+"""Of `voice` as an object, one of which names it."""
 _LINE_BREAKS = "\n\r\t"
 _SPOKEN = "LN"
 """First letters of the Unicode categories of which a text needs one character at least."""
@@ -49,10 +52,11 @@ def _voice(value: Any) -> Any:
     """OpenAI's `voice` may be `{"id": ...}`."""
     if not isinstance(value, Mapping):
         return value
-    for key in ("id", "name"):
-        if key in value:
-            return value[key]
-    raise PydanticCustomError("voice", "should be a name, or an object with its `id`")
+    check_known(value, VOICE_KEYS, "voice")
+    given = [value[key] for key in VOICE_KEYS if value.get(key) is not None]
+    if len(given) == 1:
+        return given[0]
+    raise PydanticCustomError("voice", "should be a name, or an object with its `id` alone")
 
 
 def without_controls(text: str) -> str:
@@ -112,7 +116,7 @@ Sources = Annotated[str | list[str], _one_or_many(Source)]
 ReferenceTexts = Annotated[str | list[str], _one_or_many(ReferenceText)]
 
 
-class SpeechOptions(BaseModel):
+class SpeechOptions(KnownFields):
     """How something is to be spoken. Unset: the checkpoint's default."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -157,7 +161,7 @@ class SpeechOptions(BaseModel):
         default=None, gt=0, le=3600, description="Length, of models that read it."
     )
     max_new_tokens: int | None = Field(
-        default=None, ge=1, le=MAX_NEW_TOKENS, description="Most codec frames."
+        default=None, ge=1, le=MAX_NEW_TOKENS, description="Most tokens, the end included."
     )
     seed: Seed | None = Field(default=None, description="The same seed, the same sound.")
     temperature: float | None = Field(default=None, ge=0, le=10, description="Of the first stage.")

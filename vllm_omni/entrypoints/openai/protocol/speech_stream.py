@@ -3,9 +3,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from vllm_omni.entrypoints.openai.protocol.speech import SpeechOptions, Text
+from vllm_omni.entrypoints.openai.protocol.unknown import KnownFields
 from vllm_omni.speech.splitting import Granularity
 
 
@@ -25,20 +26,23 @@ class SessionConfig(SpeechOptions):
     )
 
 
-class InputText(BaseModel):
+class InputText(KnownFields):
     """`input.text`: more text."""
 
-    model_config = ConfigDict(extra="ignore")
-
+    type: Literal["input.text"]
     text: Text
 
 
-class InputDone(BaseModel):
+class InputDone(KnownFields):
     """`input.done`: nothing more belongs to this text."""
 
+    type: Literal["input.done"]
 
-class SessionClose(BaseModel):
+
+class SessionClose(KnownFields):
     """`session.close`: as `input.done`, and then the session ends."""
+
+    type: Literal["session.close"]
 
 
 SpeechEvent = SessionConfig | InputText | InputDone | SessionClose

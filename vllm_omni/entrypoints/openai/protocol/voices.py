@@ -18,12 +18,13 @@ from vllm_omni.entrypoints.openai.protocol.speech import (
     ReferenceText,
     without_controls,
 )
+from vllm_omni.entrypoints.openai.protocol.unknown import KnownFields
 
 MAX_CONSENT = 1000
 MAX_DESCRIPTION = 2000
 
 
-class VoiceUpload(BaseModel):
+class VoiceUpload(KnownFields):
     """Fields of an upload beside its recording."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -61,8 +62,8 @@ class UploadedVoice(BaseModel):
     name: str
     consent: str
     created_at: int
-    seconds: float
-    sample_rate: int
+    seconds: float | None = Field(description="Of the recording; null if it is an embedding.")
+    sample_rate: int | None = Field(description="Hz, of the recording.")
     ref_text: str | None = None
     speaker_description: str | None = None
 
@@ -70,7 +71,7 @@ class UploadedVoice(BaseModel):
 class VoiceList(BaseModel):
     """Answer of `GET /v1/audio/voices`."""
 
-    voices: list[str] = Field(description="All that `voice` may name.")
+    voices: list[str] = Field(description="All that `voice` may name here.")
     uploaded_voices: list[UploadedVoice]
     languages: list[str]
     tasks: list[str]
@@ -81,6 +82,7 @@ class VoiceMade(BaseModel):
 
     success: bool = True
     voice: UploadedVoice
+    note: str | None = Field(default=None, description="What it can be used with, if not alone.")
 
 
 class VoiceDeleted(BaseModel):

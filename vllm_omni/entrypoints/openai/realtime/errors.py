@@ -10,7 +10,10 @@ from vllm_omni.errors import OmniClientError
 
 
 class Code(StrEnum):
-    """`error.code`. The first six are vLLM-Omni's, the next three OpenAI's, the rest limits."""
+    """`error.code`. The first six are vLLM-Omni's, the next three OpenAI's, then limits.
+
+    The last two are of what a session of speech is asked to speak, where nothing says it better.
+    """
 
     INVALID_JSON = "invalid_json"
     INVALID_EVENT = "invalid_event"
@@ -26,6 +29,8 @@ class Code(StrEnum):
     IDLE = "idle_timeout"
     TOO_MANY_SESSIONS = "too_many_sessions"
     SESSION_FULL = "session_full"
+    INVALID_REQUEST = "invalid_request"
+    INTERNAL = "internal_error"
 
 
 class EventError(OmniClientError):
@@ -53,8 +58,11 @@ class SessionEnd(EventError):
 
 def invalid_event(error: ValidationError) -> EventError:
     """The error for an event that has not the fields it should have."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False, include_input=False)[0]
+    cause = first.get("ctx", {}).get("error")
     param = ".".join(str(part) for part in first["loc"])
+    if isinstance(cause, OmniClientError):
+        return EventError(Code.INVALID_EVENT, cause.message, cause.param)
     if first["type"] == "missing":
         return EventError(Code.INVALID_EVENT, f"Missing required field: {param}", param)
     return EventError(Code.INVALID_EVENT, f"Invalid field {param}: {first['msg']}", param)

@@ -23,7 +23,7 @@ from vllm_omni.entrypoints.openai.protocol.voices import (
     VoiceUpload,
 )
 from vllm_omni.entrypoints.openai.routes.errors import ERRORS
-from vllm_omni.entrypoints.openai.speech.asking import DEFAULT_VOICES
+from vllm_omni.entrypoints.openai.speech.asking import DEFAULT_VOICES, can_speak_as
 from vllm_omni.entrypoints.openai.speech.service import Speech, speech_of
 from vllm_omni.entrypoints.openai.speech.voices import (
     Voice,
@@ -31,6 +31,7 @@ from vllm_omni.entrypoints.openai.speech.voices import (
     VoiceRecord,
     checked_name,
 )
+from vllm_omni.speech.family import SpeechOffer
 
 router = APIRouter()
 
@@ -50,7 +51,7 @@ async def list_voices(request: Request) -> Response:
     records = await asyncio.to_thread(speech.voices.records)
     offer = speech.offer
     listed = VoiceList(
-        voices=[*offer.voices, *(record.name for record in records)],
+        voices=[*offer.voices, *(each.name for each in records if can_speak_as(each, offer))],
         uploaded_voices=[_told(record) for record in records],
         languages=list(offer.languages),
         tasks=list(offer.tasks),
@@ -87,7 +88,8 @@ async def upload_voice(request: Request) -> Response:
         reading = _read(form.fields, name, form.files.get("audio_sample", []), speech)
         voice = await while_connected(request, reading)
     await asyncio.to_thread(speech.voices.add, voice)
-    return JSONResponse(VoiceMade(voice=_told(voice.record)).model_dump())
+    made = VoiceMade(voice=_told(voice.record), note=_note(voice.record, speech.offer))
+    return JSONResponse(made.model_dump(exclude={"note"} if made.note is None else None))
 
 
 @router.delete(
@@ -116,7 +118,12 @@ async def _read(fields: VoiceUpload, name: str, files: list[UploadFile], speech:
         speaker_description=fields.speaker_description or None,
     )
     if fields.speaker_embedding is not None:
-        return Voice(record, embedding=np.array(fields.speaker_embedding, np.float32))
+        embedding = np.array(fields.speaker_embedding, np.float32)
+        if not speech.offer.speaker_embeddings:
+            raise at_fault("speaker_embedding", "this model takes none")
+        if (reason := speech.offer.refused_embedding(embedding)) is not None:
+            raise at_fault("speaker_embedding", reason)
+        return Voice(record, embedding=embedding)
     _check_file_name(files[0].filename or "")
     recording = await speech.recordings.uploaded(files[0], "audio_sample")
     rate = recording.sample_rate
@@ -133,7 +140,9 @@ def _check_file_name(name: str) -> None:
 
 
 def _check_is_new(name: str, speech: Speech) -> None:
-    if _is_the_checkpoints(name, speech) or name.casefold() in DEFAULT_VOICES:
+    if name.casefold() in DEFAULT_VOICES:
+        raise at_fault("name", f"{name!r} is reserved: it leaves the voice to the checkpoint")
+    if _is_the_checkpoints(name, speech):
         raise at_fault("name", f"{name!r} is a voice of the checkpoint")
 
 
@@ -141,13 +150,21 @@ def _is_the_checkpoints(name: str, speech: Speech) -> bool:
     return name.casefold() in [voice.casefold() for voice in speech.offer.voices]
 
 
+def _note(record: VoiceRecord, offer: SpeechOffer) -> str | None:
+    """What a voice without `ref_text` needs, of a model that reads it."""
+    if not offer.needs_transcript or record.ref_text or not record.seconds:
+        return None
+    instead = " or `x_vector_only_mode`: true" if offer.speaker_embeddings else ""
+    return f"This model needs what is said in it: send `ref_text`{instead} with each request."
+
+
 def _told(record: VoiceRecord) -> UploadedVoice:
     return UploadedVoice(
         name=record.name,
         consent=record.consent,
         created_at=record.created_at,
-        seconds=record.seconds,
-        sample_rate=record.sample_rate,
+        seconds=record.seconds or None,
+        sample_rate=record.sample_rate or None,
         ref_text=record.ref_text,
         speaker_description=record.speaker_description,
     )

@@ -19,7 +19,7 @@ from vllm_omni.entrypoints.openai.error_handlers import error_object
 from vllm_omni.entrypoints.openai.protocol.speech import SpeechUsage
 from vllm_omni.entrypoints.openai.speech.utterance import Utterance
 from vllm_omni.errors import OmniError
-from vllm_omni.media.audio_encode import CONTENT_TYPES
+from vllm_omni.media.audio_encode import CONTENT_TYPES, LOSSLESS
 
 logger = init_logger(__name__)
 
@@ -133,11 +133,10 @@ async def _events(
 
 def sound_headers(utterance: Utterance) -> dict[str, str]:
     """What a client needs to play bare samples, and may like to know of others."""
-    return {
-        "X-Sample-Rate": str(utterance.sample_rate),
-        "X-Channels": str(CHANNELS),
-        "X-Bits-Per-Sample": "16",
-    }
+    headers = {"X-Sample-Rate": str(utterance.sample_rate), "X-Channels": str(CHANNELS)}
+    if utterance.asked.options.format in LOSSLESS:
+        headers["X-Bits-Per-Sample"] = "16"
+    return headers
 
 
 def usage_headers(usage: SpeechUsage) -> dict[str, str]:

@@ -19,8 +19,15 @@ from vllm_omni.entrypoints.openai.protocol.speech import SpeechOptions
 from vllm_omni.entrypoints.openai.speech.cache import SingleFlightCache
 from vllm_omni.entrypoints.openai.speech.limits import SpeechLimits
 from vllm_omni.entrypoints.openai.speech.recordings import Recording, Recordings
-from vllm_omni.entrypoints.openai.speech.voices import MAX_NAME, Voice, VoiceStore
+from vllm_omni.entrypoints.openai.speech.voices import (
+    MAX_NAME,
+    Voice,
+    VoiceRecord,
+    VoiceStore,
+    is_name,
+)
 from vllm_omni.errors import OmniClientError
+from vllm_omni.media.audio_encode import rates_of
 from vllm_omni.speech.family import SpeechOffer
 from vllm_omni.speech.request import Reference, SpeechRequest
 
@@ -55,6 +62,8 @@ _ENGINES_NAMES = {
     "extra": "extra_params",
     "audio.voice": "voice",
 }
+_FLAGS = ("x_vector_only", "non_streaming")
+"""Attributes that messages about others name."""
 _REFERENCE_TEXT = re.compile(r"references(\.\d+)?\.text")
 
 
@@ -110,6 +119,7 @@ class Asking:
 
     async def _request(self, text: str, body: SpeechOptions) -> SpeechRequest:
         offer = self._offer
+        _check_rate(body)
         self._check_offered(body)
         voice, uploaded = await self._voice(body)
         references = await self._references(body)
@@ -170,11 +180,18 @@ class Asking:
                 return known, None
         found = await self._uploaded(name)
         if found is None:
-            raise unknown("voice", name, self._offer.voices, "and those of /v1/audio/voices")
+            also = "and those of /v1/audio/voices" if self._offer.max_references else ""
+            raise unknown("voice", name, self._offer.voices, also)
+        if not can_speak_as(found.record, self._offer):
+            what = "a recording" if found.record.seconds else "an embedding"
+            raise at_fault(
+                "voice",
+                f"{name!r} is an uploaded voice, and this model cannot speak in that of {what}",
+            )
         return None, found
 
     async def _uploaded(self, name: str) -> Voice | None:
-        if not self._offer.max_references or len(normalize("NFC", name)) > MAX_NAME:
+        if len(normalize("NFC", name)) > MAX_NAME:
             return None
         if not await asyncio.to_thread(self._voices.has, name):
             return None
@@ -205,6 +222,12 @@ class Asking:
             if voice.samples is None:
                 raise at_fault(param, "is a voice without a recording: name it in `voice`")
             return _references_of(voice, None)[0]
+        if is_name(source):  # and too short for base64 of a recording
+            raise at_fault(
+                param,
+                f"there is no uploaded voice {source!r}; give one of those, an http(s) or data "
+                "URL, or base64",
+            )
         data = await self._fetched.get(source, lambda: self._recordings.fetched(source, param))
         made: Recording = await self._recordings.of(data, param)
         return Reference(made.samples, made.sample_rate)
@@ -228,6 +251,11 @@ class Asking:
         return {name: value for name, value in values.items() if value is not None}
 
 
+def can_speak_as(record: VoiceRecord, offer: SpeechOffer) -> bool:
+    """Whether an uploaded voice can be named."""
+    return bool(offer.max_references and (record.seconds or offer.speaker_embeddings))
+
+
 def in_fields_of_speech(error: OmniClientError) -> OmniClientError:
     """The engine's error in the words of the body."""
     if error.param is None:
@@ -235,7 +263,9 @@ def in_fields_of_speech(error: OmniClientError) -> OmniClientError:
     field = _field(error.param)
     if field == error.param and field.partition(".")[0] in error.message:
         return error
-    message = error.message.replace(f"`{error.param}`", f"`{field}`")
+    message = error.message.removeprefix(f"{error.param}: ")
+    for theirs in (error.param, *_FLAGS):
+        message = message.replace(f"`{theirs}`", f"`{_field(theirs)}`")
     if field.partition(".")[0] not in message:
         message = f"{field}: {message}"
     return OmniClientError(
@@ -259,6 +289,14 @@ def _field(param: str) -> str:
     if first == "extra" and rest in _EXTRA_FIELDS:
         return rest
     return _ENGINES_NAMES.get(first, first) + dot + rest
+
+
+def _check_rate(body: SpeechOptions) -> None:
+    """See that the format can have the sample rate."""
+    rates = rates_of(body.format)
+    if body.sample_rate is not None and rates and body.sample_rate not in rates:
+        known = ", ".join(map(str, rates))
+        raise at_fault("sample_rate", f"{body.format} can have {known} Hz, not {body.sample_rate}")
 
 
 def _known(

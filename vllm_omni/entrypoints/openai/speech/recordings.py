@@ -24,6 +24,7 @@ from vllm_omni.errors import OmniClientError
 from vllm_omni.media.decoders import decoders
 from vllm_omni.media.jobs import TrackJob
 from vllm_omni.media.limits import MediaLimits
+from vllm_omni.speech.request import SILENT
 
 MAX_ENTRIES = 256
 MAX_CACHED_BYTES = 256 << 20
@@ -31,7 +32,6 @@ MAX_FILE_BYTES = 64 << 20
 """Of a recording: 30 s of 192 kHz in stereo and 32 bits are 46 MB."""
 _PLACE = "recording"
 """What a recording is called until it is known who asks for it."""
-_SILENT = 1e-4
 _URL_SCHEMES = ("data", "http", "https")
 
 
@@ -134,7 +134,7 @@ class Recordings:
             raise at_fault(
                 _PLACE, f"should last {shortest:g} to {longest:g} s, not {seconds:.2f} s"
             )
-        if np.abs(samples).max() < _SILENT:
+        if np.abs(samples).max() < SILENT:
             raise at_fault(_PLACE, "is silent, or has no samples that are numbers")
 
     def _limits(self) -> MediaLimits:

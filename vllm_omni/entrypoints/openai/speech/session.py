@@ -267,6 +267,7 @@ class SpeechSession:
             raise
         except Exception as error:  # the client is told, and the next piece is spoken
             body = error_object(error, request_id)["error"]
+            body["code"] = _code(error)
             await self._send("error", message=body["message"], error=body, sentence_index=index)
             await self._send("audio.done", sentence_index=index, total_bytes=0, error=True)
             return
@@ -312,9 +313,16 @@ class SpeechSession:
             "message": error.message,
             "type": error.error_type,
             "param": error.param,
-            "code": error.code or error.status_code,
+            "code": _code(error),
         }
         await self._send("error", message=error.message, error=about)
+
+
+def _code(error: Exception) -> str:
+    """`error.code` of a session's event, always a word."""
+    if isinstance(error, OmniClientError):
+        return error.code or Code.INVALID_REQUEST
+    return Code.INTERNAL
 
 
 def speech_sessions(speech: Speech, limits: RealtimeLimits) -> Sessions:

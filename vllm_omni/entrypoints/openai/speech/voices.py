@@ -85,6 +85,12 @@ class VoiceNotFoundError(OmniClientError):
         )
 
 
+def is_name(text: str) -> bool:
+    """Whether a voice could be called that."""
+    name = unicodedata.normalize("NFC", text)
+    return _NAME.fullmatch(name) is not None and not name.endswith((" ", "."))
+
+
 def checked_name(name: str) -> str:
     """A voice's name in one spelling of its characters.
 
@@ -92,7 +98,7 @@ def checked_name(name: str) -> str:
         OmniClientError: It is none.
     """
     name = unicodedata.normalize("NFC", name)
-    if _NAME.fullmatch(name) is None or name.endswith((" ", ".")):
+    if not is_name(name):
         raise OmniClientError(
             f"name: should be 1 to {MAX_NAME} letters, digits, spaces, or any of _ . - and begin "
             "with a letter or a digit",
