@@ -15,7 +15,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.diffusers import arguments_of, model_index, pipeline_class
 from vllm_omni.config.diffusers_tasks import choose, classes_of
-from vllm_omni.config.problems import did_you_mean
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
 from vllm_omni.entrypoints.openai.generation.fields import in_fields_of
