@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -134,14 +135,19 @@ def test_unknown_option() -> None:
     assert_one_line(run("--frobnicate"), 2, "--frobnicate")
 
 
+def rarely(*flags: str, says: str) -> Any:
+    """A case that is like others, each of which starts a process that imports vLLM."""
+    return pytest.param(flags, says, marks=pytest.mark.full_model)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (("--deploy-config", "/nowhere.yaml"), "nowhere.yaml"),
         (("--stage-overrides", '{"talker": {"max_num_seq": 1}}'), "max_num_seqs"),
-        (("--stage-overrides", "{"), "stage-overrides"),
-        (("--api-server-count", "2"), "--api-server-count"),
-        (("--headless",), "--headless"),
+        rarely("--stage-overrides", "{", says="stage-overrides"),
+        rarely("--api-server-count", "2", says="--api-server-count"),
+        rarely("--headless", says="--headless"),
         (("--enable-auto-tool-choice",), "--tool-call-parser"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.entrypoints.conftest import MODEL, LiveServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
-EXAMPLES = 60
+EXAMPLES = 30
 CASES = int(os.environ.get("VLLM_OMNI_FUZZ_CASES", "150"))
 """Of all routes together."""
 _SHORT = {"max_tokens": 4, "max_completion_tokens": 4}

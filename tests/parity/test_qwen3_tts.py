@@ -97,7 +97,10 @@ class Speaker:
         return made[len(before) * len(made) // len(codes) :].numpy()
 
 
-@pytest.fixture(scope="module", params=["custom_voice", "voice_design", "base"])
+@pytest.fixture(
+    scope="module",
+    params=["custom_voice", "base", pytest.param("voice_design", marks=pytest.mark.full_model)],
+)
 def speaker(
     request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path]
 ) -> Iterator[Speaker]:
