@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_omni.speech.splitting import Granularity, TextSplitter
@@ -54,6 +54,7 @@ def test_clauses_are_worth_a_generation_each(pieces: list[str]) -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(["।?.", " "], "sentence", 5)
 @given(
     st.lists(st.text(alphabet=MARKS, max_size=12), max_size=8), GRANULARITIES, st.integers(5, 60)
 )

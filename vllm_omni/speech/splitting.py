@@ -137,35 +137,39 @@ class TextSplitter:
         return None
 
     def _first(self, search: _Search) -> int | None:
-        """Where the first mark of a kind ends a piece, if one does in time."""
-        limit = self._start + self._max_chars + 1
-        search.position = max(search.position, self._start)
-        for match in search.marks.finditer(self._text, search.position, limit):
+        """Where the first mark of a kind ends a piece, if one does in time.
+
+        What lies before the piece does not count, or it would matter how the text came.
+        """
+        start = self._start
+        window = self._text[start : start + self._max_chars + 1]
+        search.position = max(search.position, start)
+        for match in search.marks.finditer(window, search.position - start):
             end = int(match.end())
-            if end - self._start > self._max_chars:
-                search.position = match.start()
+            if end > self._max_chars:
+                search.position = start + int(match.start())
                 return None
-            if self._is_end(search, match) and self._text[self._start : end].strip():
-                search.position = match.start()  # of a later piece it may be no end
-                return end
-            search.position = end
-        decided = len(self._text[:limit].rstrip(_UNDECIDED))
-        search.position = max(search.position, decided)
+            if self._is_end(search, match) and window[:end].strip():
+                search.position = start + int(match.start())  # of a later piece it may be no end
+                return start + end
+            search.position = start + end
+        decided = len(window.rstrip(_UNDECIDED))
+        search.position = max(search.position, start + decided)
         return None
 
     def _is_end(self, search: _Search, match: "re.Match[str]") -> bool:
         if search is self._clause:
-            return int(match.end()) - self._start >= MIN_CLAUSE
+            return int(match.end()) >= MIN_CLAUSE
         if match["space"] is not None:
             return "\n" in match["space"]
-        return match["spaced"] != "." or _is_full_stop(self._text, self._start, match.start())
+        return match["spaced"] != "." or _is_full_stop(match.string, match.start())
 
 
-def _is_full_stop(text: str, start: int, dot: int) -> bool:
+def _is_full_stop(piece: str, dot: int) -> bool:
     """Whether a dot is none of an abbreviation, an initial or a list's number."""
-    word = _WORD_BEFORE.search(text, max(start, dot - _LONGEST_WORD), dot)
+    word = _WORD_BEFORE.search(piece, max(0, dot - _LONGEST_WORD), dot)
     if word is None:
-        return _NUMBER_ONLY.fullmatch(text, start, dot) is None
+        return _NUMBER_ONLY.fullmatch(piece, 0, dot) is None
     name = word[0].casefold()
     is_initial = len(name) == 1 and word[0].isupper() and name != "i"
     return not (is_initial or name in _ABBREVIATIONS)
@@ -173,9 +177,9 @@ def _is_full_stop(text: str, start: int, dot: int) -> bool:
 
 def _forced_end(text: str, start: int, most: int) -> int:
     """Where a text without a mark in time is cut: behind a pause, a space, or anywhere."""
-    stop = start + most
-    pauses = [m.end() for m in _CLAUSE.finditer(text, start, stop + 1) if m.end() <= stop]
-    if pauses and pauses[-1] > start + most // 2:
-        return int(pauses[-1])
-    space = text.rfind(" ", start + 1, stop)
-    return space if space > 0 and text[start:space].strip() else stop
+    window = text[start : start + most + 1]
+    pauses = [int(m.end()) for m in _CLAUSE.finditer(window) if m.end() <= most]
+    if pauses and pauses[-1] > most // 2:
+        return start + pauses[-1]
+    space = window.rfind(" ", 1, most)
+    return start + (space if space > 0 and window[:space].strip() else most)
