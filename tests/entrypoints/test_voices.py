@@ -18,9 +18,9 @@ from safetensors import safe_open
 
 from tests.entrypoints.speech import OFFER, RATE, SpeechServer, recording, speech_server
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
-from vllm_omni.entrypoints.openai.speech.cache import SingleFlightCache
 from vllm_omni.entrypoints.openai.speech.recordings import Recordings
 from vllm_omni.entrypoints.openai.speech.voices import Voice, VoiceRecord, VoiceStore
+from vllm_omni.entrypoints.single_flight import SingleFlightCache
 from vllm_omni.errors import OmniClientError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]

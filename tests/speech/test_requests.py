@@ -233,6 +233,6 @@ async def test_the_cache_is_bounded_by_entries_and_by_bytes() -> None:
     small = ReferenceCache(max_entries=8, max_bytes=40)
     for seed in range(3):
         await small.encoded(recording(seed=seed), encoder)
-    assert (len(small), small.bytes) == (2, 32)
+    assert (len(small), small.nbytes) == (2, 32)
     await small.encoded(recording(seed=9), Encoder(size=11))
-    assert (len(small), small.bytes) == (2, 32)
+    assert (len(small), small.nbytes) == (2, 32)

@@ -195,7 +195,8 @@ class AsyncOmni(EngineClient):
         if (llm := self._launched.entry_llm) is not None:
             llm.tell_media_cache()
         if self._speech is not None:
-            asked = self._speech.request(prompt, voice)
+            # Recordings are looked at sample by sample.
+            asked = await asyncio.to_thread(self._speech.request, prompt, voice)
             encode = partial(self._encoded, timeout=timeout)
             prompt, voice = await self._speech.prompt(asked, encode), None
         if has_sounds(prompt) and not self.pipeline.entry.takes_generation:

@@ -3,9 +3,10 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from vllm_omni.entrypoints.single_flight import SingleFlightCache
 from vllm_omni.speech.family import EncodedReference
 from vllm_omni.speech.request import Reference
 
@@ -13,75 +14,27 @@ MAX_ENTRIES = 256
 MAX_BYTES = 64 << 20
 
 
-class ReferenceCache:
-    """Encoded recordings by their samples; the least recently used go first.
+class ReferenceCache(SingleFlightCache[EncodedReference]):
+    """Encoded recordings by what is heard in them (`key_of`).
 
     What it gives is shared between requests: nobody writes into it.
-
-    Args:
-        max_entries: Most recordings.
-        max_bytes: Of all of them together; a larger one is not kept.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, EncodedReference] = OrderedDict()
-        self._encoding: dict[bytes, asyncio.Task[EncodedReference]] = {}
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: bytes) -> EncodedReference | None:
-        """What is known of a recording."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: bytes, encoded: EncodedReference) -> None:
-        """Remember one, if there is room for one of its size at all."""
-        size = _bytes(encoded)
-        if size > self._max_bytes:
-            return
-        if key in self._entries:
-            self.bytes -= _bytes(self._entries.pop(key))
-        self._entries[key] = encoded
-        self.bytes += size
-        while self.bytes > self._max_bytes or len(self._entries) > self._max_entries:
-            _, gone = self._entries.popitem(last=False)
-            self.bytes -= _bytes(gone)
+        super().__init__(max_entries, max_bytes, _nbytes)
 
     async def encoded(
-        self, reference: Reference, encode: Callable[[Reference], Awaitable[EncodedReference]]
+        self,
+        reference: Reference,
+        encode: Callable[[Reference], Coroutine[Any, Any, EncodedReference]],
     ) -> EncodedReference:
-        """A recording's encoding; who asks for one that is being made waits for that one.
-
-        A caller that goes away does not take it from the others.
+        """A recording's encoding; see `get`.
 
         Raises:
             Exception: Whatever `encode` raises, to everybody who waits for it.
         """
         key = await asyncio.to_thread(key_of, reference)
-        known = self.get(key)
-        if known is not None:
-            return known
-        task = self._encoding.get(key)
-        if task is None:
-
-            async def make() -> EncodedReference:
-                made = await encode(reference)
-                self.put(key, made)
-                return made
-
-            task = self._encoding[key] = asyncio.create_task(make())
-            task.add_done_callback(lambda done: self._forget(key, done))
-        return await asyncio.shield(task)
-
-    def _forget(self, key: bytes, done: asyncio.Task[EncodedReference]) -> None:
-        del self._encoding[key]
-        if not done.cancelled():
-            done.exception()  # seen, even if everybody who waited has gone
+        return await self.get(key, lambda: encode(reference))
 
 
 def key_of(reference: Reference) -> bytes:
@@ -91,5 +44,5 @@ def key_of(reference: Reference) -> bytes:
     return digest.digest()
 
 
-def _bytes(encoded: EncodedReference) -> int:
+def _nbytes(encoded: EncodedReference) -> int:
     return sum(tensor.nbytes for tensor in encoded.values())

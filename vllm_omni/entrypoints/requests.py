@@ -22,6 +22,7 @@ from vllm_omni.entrypoints.generation_inputs import generation_input, merged_par
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import Lora, OmniDiffusionSamplingParams
 from vllm_omni.inputs import ProgramInput
+from vllm_omni.speech.family import REFERENCE
 
 StageParams = SamplingParams | OmniDiffusionSamplingParams | Mapping[str, Any] | None
 """What a caller may say about one stage."""
@@ -119,7 +120,7 @@ class RequestFactory:
             request_id=request_id,
             prompt=prompt,
             params=(None,) * len(self.defaults),
-            modalities=frozenset({"reference"}),
+            modalities=frozenset({REFERENCE}),
             voice=None,
             arrival=time.monotonic(),
         )

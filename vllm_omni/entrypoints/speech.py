@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a text to speak to the input of a codec language model."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from vllm_omni.inputs import ProgramInput, RowInput, RowPrompt
 from vllm_omni.media.resample import resample
 from vllm_omni.outputs import OmniRequestOutput
 from vllm_omni.speech.family import (
+    REFERENCE,
     EncodedReference,
     SpeechFamily,
     SpeechOffer,
@@ -28,8 +30,6 @@ from vllm_omni.speech.family import (
 )
 from vllm_omni.speech.request import Reference, SpeechRequest
 
-REFERENCE = "reference"
-"""Medium of recordings, and modality of what is made of them."""
 PROMPT_KEYS = ("prompt", "additional_information")
 """Of a prompt that is a mapping."""
 INFORMATION = ("voice", "initial_frames", "task", "language", "instructions", "non_streaming")
@@ -86,7 +86,8 @@ class Speech:
         """
 
         async def made(reference: Reference) -> EncodedReference:
-            return await encode(self.encoding(reference))
+            # To resample half a minute takes longer than the loop may wait.
+            return await encode(await asyncio.to_thread(self.encoding, reference))
 
         encoded = [await self._cache.encoded(each, made) for each in request.references]
         return self.rows(request, encoded)
@@ -98,9 +99,9 @@ class Speech:
         encoded = []
         for reference in request.references:
             key = key_of(reference)
-            if (known := self._cache.get(key)) is None:
+            if (known := self._cache.known(key)) is None:
                 known = encode(self.encoding(reference))
-                self._cache.put(key, known)
+                self._cache.keep(key, known)
             encoded.append(known)
         return self.rows(request, encoded)
 

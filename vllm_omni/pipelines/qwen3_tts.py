@@ -235,7 +235,7 @@ class Qwen3TTS:
 
     def _wrapped(self, template: str, text: str) -> list[int]:
         before, after = template.split("{}")
-        return [*self._ids(before), *self._ids(text.lstrip("\r\n"), plain=True), *self._ids(after)]
+        return [*self._ids(before), *self._spoken(text), *self._ids(after)]
 
     def _ids(self, text: str, plain: bool = False) -> list[int]:
         """Token ids; of plain text no part is taken for a special token."""

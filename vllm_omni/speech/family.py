@@ -12,6 +12,8 @@ from vllm.tokenizers import TokenizerLike
 
 from vllm_omni.speech.request import SpeechRequest
 
+REFERENCE = "reference"
+"""Medium of recordings, and modality of what is made of them."""
 NOTHING = -1
 """In `SpeechPrompt`: no token, or no code, at this place."""
 

@@ -8,9 +8,7 @@ import torch
 from vllm_omni.diffusion.program import Program
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import media_name
-
-REFERENCE = "reference"
-"""Medium of recordings, and modality of what is made of them."""
+from vllm_omni.speech.family import REFERENCE
 
 
 def received_recordings(ctx: Program) -> list[torch.Tensor]:

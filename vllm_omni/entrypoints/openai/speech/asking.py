@@ -16,7 +16,6 @@ import regex as re
 from vllm_omni.config.problems import did_you_mean
 from vllm_omni.entrypoints.openai.protocol.diffusion import at_fault
 from vllm_omni.entrypoints.openai.protocol.speech import SpeechOptions
-from vllm_omni.entrypoints.openai.speech.cache import SingleFlightCache
 from vllm_omni.entrypoints.openai.speech.limits import SpeechLimits
 from vllm_omni.entrypoints.openai.speech.recordings import Recording, Recordings
 from vllm_omni.entrypoints.openai.speech.voices import (
@@ -26,6 +25,7 @@ from vllm_omni.entrypoints.openai.speech.voices import (
     VoiceStore,
     is_name,
 )
+from vllm_omni.entrypoints.single_flight import SingleFlightCache
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.audio_encode import rates_of
 from vllm_omni.speech.family import SpeechOffer

@@ -19,7 +19,7 @@ from vllm_omni.entrypoints.openai.references import (
     read_upload,
     read_url,
 )
-from vllm_omni.entrypoints.openai.speech.cache import SingleFlightCache
+from vllm_omni.entrypoints.single_flight import SingleFlightCache
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.decoders import decoders
 from vllm_omni.media.jobs import TrackJob

@@ -34,15 +34,33 @@ class SingleFlightCache(Generic[V]):
         """Bytes of all values."""
         return self._nbytes
 
+    def known(self, key: Any) -> V | None:
+        """A value that has been made; no value is None."""
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key)
+
+    def keep(self, key: Any, value: V) -> None:
+        """Remember a value, if there is room for one of its size at all."""
+        size = self._size_of(value)
+        if size > self._max_bytes:
+            return
+        if key in self._values:
+            self._nbytes -= self._size_of(self._values.pop(key))
+        self._values[key] = value
+        self._nbytes += size
+        while len(self._values) > self._max_entries or self._nbytes > self._max_bytes:
+            _, oldest = self._values.popitem(last=False)
+            self._nbytes -= self._size_of(oldest)
+
     async def get(self, key: Any, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """A value; made if nobody has made it or is making it.
 
         A caller who is cancelled leaves what is made to the others. A failure is every waiting
         caller's, and not kept.
         """
-        if key in self._values:
-            self._values.move_to_end(key)
-            return self._values[key]
+        if (known := self.known(key)) is not None:
+            return known
         task = self._making.get(key)
         if task is None:
             task = self._making[key] = asyncio.create_task(make())
@@ -51,14 +69,5 @@ class SingleFlightCache(Generic[V]):
 
     def _made(self, key: Any, task: asyncio.Task[V]) -> None:
         del self._making[key]
-        if task.cancelled() or task.exception() is not None:
-            return
-        value = task.result()
-        size = self._size_of(value)
-        if size > self._max_bytes:
-            return
-        self._values[key] = value
-        self._nbytes += size
-        while len(self._values) > self._max_entries or self._nbytes > self._max_bytes:
-            _, oldest = self._values.popitem(last=False)
-            self._nbytes -= self._size_of(oldest)
+        if not task.cancelled() and task.exception() is None:
+            self.keep(key, task.result())
