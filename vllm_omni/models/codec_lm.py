@@ -8,11 +8,13 @@ parts are embedded and how a frame is completed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import nn
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.delay import DelayPattern
 from vllm_omni.models.groups import draw_groups
@@ -22,15 +24,21 @@ from vllm_omni.models.repetition import Repetition
 
 class PromptFed(nn.Module, ABC):
     """The input half of `RowDriven`: rows of a `SpeechPrompt`, `text`, `codes` and, of some,
-    `vector`.
+    `vector`. The backbone is a Llama or what is built like one.
 
     Attributes:
         groups: Codes per frame.
         input_width: Width of embeddings.
+        hf_to_vllm_mapper: Names of the checkpoint's weights, without those of other stages.
     """
 
     groups: int
     input_width: int
+    hf_to_vllm_mapper: WeightsMapper
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
 
     @abstractmethod
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
@@ -56,13 +64,36 @@ class PromptFed(nn.Module, ABC):
         """See `RowDriven`; the width is the hidden size already."""
         return inputs
 
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load what belongs to this stage."""
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
 
 class CodecLM(PromptFed):
-    """`RowDriven`; a small model completes each frame. Special codes are in group 0 only."""
+    """`RowDriven`; a small model completes each frame. Special codes are in group 0 only.
+
+    Attributes:
+        model: The backbone, with the embeddings of first codes.
+    """
 
     omni_capabilities: ClassVar[OmniCapabilities] = OmniCapabilities(
         row_driven=True, emits=("codes",)
     )
+    model: nn.Module
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of first codes, int64 [n] -> [n, hidden_size]."""
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     @abstractmethod
     def complete(

@@ -6,9 +6,7 @@ as the sum of the embeddings of its codes, each code out of a table of its group
 groups are one, one after the other.
 """
 
-from collections.abc import Iterable
 from copy import deepcopy
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -18,8 +16,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.llama import LlamaModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 
 from vllm_omni.models.codec_lm import CodecLM
 from vllm_omni.models.depth import DepthModel
@@ -92,10 +89,6 @@ class CsmTalker(CodecLM, SupportsQuant):
             "backbone_model.": "model.",
         }
     )
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -119,20 +112,6 @@ class CsmTalker(CodecLM, SupportsQuant):
         self.depth_decoder.model.embed_tokens = self.model.embed_tokens
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self._end, self._end_with_sound = end_ids(config)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings of first codes, int64 [n] -> [n, hidden_size]."""
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, vocab_size] (None off TP rank 0); what the codec does not know is -inf."""
@@ -167,7 +146,3 @@ class CsmTalker(CodecLM, SupportsQuant):
     def pad_input(self) -> torch.Tensor:
         """See `RowDriven`: frames alone are fed after the prompt."""
         return self.embed_text_tokens.weight.new_zeros(self.input_width)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load all but the codec, which belongs to another stage."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -8,9 +8,8 @@ networks run on all positions, and the unused result is dropped; but on a CPU, w
 nothing, a step of one kind of position (decoding is all sound) runs one of them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 from vllm.transformers_utils.config import try_get_generation_config
 
@@ -154,10 +153,6 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={"text_lm_head.": None, "audio_decoder_proj.": None}
     )
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
@@ -220,10 +215,6 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
     def pad_input(self) -> torch.Tensor:
         """See `RowDriven`; nothing: what follows the prompt is the model's own rows."""
         return self.audio_lm_head.weight.new_zeros(self.input_width)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load all but the text head, which makes no sound."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
 
 def _repetition(config: ModelConfig, ignored: tuple[int, ...]) -> Repetition | None:

@@ -10,13 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.activation import get_act_fn
-from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsQuant
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
@@ -25,8 +21,9 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.code_predictor import CodePredictor
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+from vllm_omni.models.talker_parts import ResizeMLP, forbid_specials
 from vllm_omni.models.weights import THINKER_EMBEDDING, copy_rows
-from vllm_omni.pipelines.qwen3_omni_moe import CODEC_FLAG, SUPPRESSED_TAIL, RowKind
+from vllm_omni.pipelines.qwen3_omni_moe import CODEC_FLAG, RowKind
 
 
 @support_torch_compile(
@@ -39,38 +36,6 @@ from vllm_omni.pipelines.qwen3_omni_moe import CODEC_FLAG, SUPPRESSED_TAIL, RowK
 )
 class Qwen3OmniMoeTalkerModel(Qwen3MoeModel):
     """vLLM's backbone; only its compilation differs: positions are int64 [3, n] (M-RoPE)."""
-
-
-class ResizeMLP(nn.Module):
-    """Projects thinker rows [n, thinker_hidden_size] to [n, hidden_size].
-
-    Replicated over tensor-parallel ranks: it is small, and needs no communication this way.
-    """
-
-    def __init__(
-        self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str
-    ) -> None:
-        super().__init__()
-        text = config.text_config
-        self.linear_fc1 = ReplicatedLinear(
-            config.thinker_hidden_size,
-            text.intermediate_size,
-            quant_config=quant_config,
-            return_bias=False,
-            prefix=f"{prefix}.linear_fc1",
-        )
-        self.linear_fc2 = ReplicatedLinear(
-            text.intermediate_size,
-            text.hidden_size,
-            quant_config=quant_config,
-            return_bias=False,
-            prefix=f"{prefix}.linear_fc2",
-        )
-        self.act_fn = get_act_fn(text.hidden_act)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, thinker_hidden_size] -> [n, hidden_size]."""
-        return self.linear_fc2(self.act_fn(self.linear_fc1(rows)))
 
 
 class Qwen3OmniMoeTalker(nn.Module, SupportsMRoPE, SupportsQuant):
@@ -113,11 +78,12 @@ class Qwen3OmniMoeTalker(nn.Module, SupportsMRoPE, SupportsQuant):
             prefix=maybe_prefix(prefix, "lm_head"),
         )
         self.logits_processor = LogitsProcessor(text.vocab_size)
+        widths = (config.thinker_hidden_size, text.intermediate_size, text.hidden_size)
         self.text_projection = ResizeMLP(
-            config, quant_config, maybe_prefix(prefix, "text_projection")
+            *widths, text.hidden_act, quant_config, maybe_prefix(prefix, "text_projection")
         )
         self.hidden_projection = ResizeMLP(
-            config, quant_config, maybe_prefix(prefix, "hidden_projection")
+            *widths, text.hidden_act, quant_config, maybe_prefix(prefix, "hidden_projection")
         )
         self.code_predictor = CodePredictor(config.code_predictor_config)
         # The thinker's embeddings of the three special tokens, in the order of `RowKind`.
@@ -143,13 +109,7 @@ class Qwen3OmniMoeTalker(nn.Module, SupportsMRoPE, SupportsQuant):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, vocab_size] (None off TP rank 0); special codes other than the end are -inf."""
         logits = self.logits_processor(self.lm_head, hidden_states)
-        if logits is None:
-            return None
-        end = self.config.codec_eos_token_id
-        end_logit = logits[:, end].clone()
-        logits[:, max(logits.shape[-1] - SUPPRESSED_TAIL, 0) :] = float("-inf")
-        logits[:, end] = end_logit
-        return logits
+        return None if logits is None else forbid_specials(logits, self.config.codec_eos_token_id)
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[Any]

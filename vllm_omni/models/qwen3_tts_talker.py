@@ -5,56 +5,20 @@ Reference: the authors' package `qwen-tts` (`Qwen3TTSTalkerForConditionalGenerat
 is vLLM's Qwen3: the talker's three position dimensions are always equal, which is plain RoPE.
 """
 
-from collections.abc import Iterable
-from typing import ClassVar
-
 import torch
 from torch import nn
-from transformers import PretrainedConfig, Qwen3OmniMoeTalkerCodePredictorConfig
+from transformers import Qwen3OmniMoeTalkerCodePredictorConfig
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.activation import get_act_fn
-from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.qwen3 import Qwen3Model
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 
 from vllm_omni.models.code_predictor import CodePredictor
 from vllm_omni.models.codec_lm import CodecLM
 from vllm_omni.models.interfaces import FrameSampling
-from vllm_omni.pipelines.qwen3_tts import SUPPRESSED_TAIL
-
-
-class TextProjection(nn.Module):
-    """Projects text embeddings [n, text_hidden_size] to [n, hidden_size]; replicated."""
-
-    def __init__(
-        self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str
-    ) -> None:
-        super().__init__()
-        width = config.text_hidden_size
-        self.linear_fc1 = ReplicatedLinear(
-            width,
-            width,
-            quant_config=quant_config,
-            return_bias=False,
-            prefix=f"{prefix}.linear_fc1",
-        )
-        self.linear_fc2 = ReplicatedLinear(
-            width,
-            config.hidden_size,
-            quant_config=quant_config,
-            return_bias=False,
-            prefix=f"{prefix}.linear_fc2",
-        )
-        self.act_fn = get_act_fn(config.hidden_act)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, text_hidden_size] -> [n, hidden_size]."""
-        return self.linear_fc2(self.act_fn(self.linear_fc1(rows)))
+from vllm_omni.models.talker_parts import ResizeMLP, forbid_specials
 
 
 class Qwen3TTSCodePredictor(CodePredictor):
@@ -91,10 +55,6 @@ class Qwen3TTSTalker(CodecLM, SupportsQuant):
             "talker.": "",
         }
     )
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -112,38 +72,24 @@ class Qwen3TTSTalker(CodecLM, SupportsQuant):
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
-        self.text_projection = TextProjection(
-            config, quant_config, maybe_prefix(prefix, "text_projection")
+        width = config.text_hidden_size
+        self.text_projection = ResizeMLP(
+            width,
+            width,
+            config.hidden_size,
+            config.hidden_act,
+            quant_config,
+            maybe_prefix(prefix, "text_projection"),
         )
         self.code_predictor = Qwen3TTSCodePredictor(
             config.code_predictor_config, config.hidden_size
         )
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codec embeddings, int64 [n] -> [n, hidden_size]."""
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, vocab_size] (None off TP rank 0); special codes other than the end are -inf."""
         logits = self.logits_processor(self.lm_head, hidden_states)
-        if logits is None:
-            return None
-        end = self.config.codec_eos_token_id
-        end_logit = logits[:, end].clone()
-        logits[:, max(logits.shape[-1] - SUPPRESSED_TAIL, 0) :] = float("-inf")
-        logits[:, end] = end_logit
-        return logits
+        return None if logits is None else forbid_specials(logits, self.config.codec_eos_token_id)
 
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
         """See `CodecLM`."""
@@ -165,7 +111,3 @@ class Qwen3TTSTalker(CodecLM, SupportsQuant):
         """See `RowDriven`; the projected `tts_pad`."""
         pad = torch.tensor([self.config.tts_pad_token_id], device=self.text_embedding.weight.device)
         return self.embed_text(pad)[0]
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load `talker.*`; the speaker encoder belongs to the codec stage."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

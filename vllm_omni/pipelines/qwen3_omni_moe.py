@@ -20,8 +20,6 @@ from vllm_omni.pipelines.speech import NO_ROW, CodecEdge, TalkerEdge, TalkerPlan
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 DEFAULT_VOICE = "Ethan"
 PROCESSOR_FILES = (("preprocessor_config.json", "processor_config.json"),)
-SUPPRESSED_TAIL = 1024
-"""The last so many ids of the codec vocabulary are special; of them only the end is sampled."""
 ROLE_LENGTH = 3
 """`<|im_start|>assistant\\n`: the talker hears this much of the reply's turn, then its specials."""
 CODEC_FLAG = 0x80

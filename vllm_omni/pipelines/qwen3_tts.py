@@ -24,8 +24,6 @@ from vllm_omni.speech.request import SpeechRequest
 ARCHITECTURE = "Qwen3TTSForConditionalGeneration"
 SAMPLE_RATE = 24000
 """Hz, of recordings and of the sound that is made."""
-SUPPRESSED_TAIL = 1024
-"""The last so many ids of the codec vocabulary are special; of them only the end is sampled."""
 TASKS = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
 """`task_type`s, as users know them, by `tts_model_type`."""
 AUTO = "Auto"

@@ -3,27 +3,27 @@
 
 import argparse
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.logger import init_logger
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.diffusers import arguments_of, model_index, pipeline_class
 from vllm_omni.config.diffusers_tasks import choose, classes_of
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.addresses import AddressPolicy
+from vllm_omni.entrypoints.openai.engine_outputs import told
 from vllm_omni.entrypoints.openai.generation.fields import in_fields_of
 from vllm_omni.entrypoints.openai.media_fetch import FetchSettings
 from vllm_omni.entrypoints.openai.middleware import REQUEST_ID_HEADER
 from vllm_omni.entrypoints.openai.protocol.diffusion import DiffusionRequest, at_fault
 from vllm_omni.entrypoints.openai.protocol.unknown import unknown_parameter
 from vllm_omni.entrypoints.openai.references import References
-from vllm_omni.errors import OmniClientError, StageUnavailableError
+from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -165,7 +165,7 @@ class Generation:
                 param, f"{frames} frames of {size[0]}x{size[1]} are more than this server makes"
             )
 
-    async def outputs(
+    def outputs(
         self,
         body: DiffusionRequest,
         prompt: Mapping[str, Any],
@@ -189,18 +189,7 @@ class Generation:
             StageUnavailableError: The process that worked on it has ended.
         """
         outputs = self.engine.generate(prompt, params, request_id, timeout=timeout)
-        try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    yield output
-        except OmniClientError as error:
-            if type(error) is OmniClientError:
-                raise in_fields_of(error, body, names) from error
-            raise
-        except EngineDeadError as error:
-            raise StageUnavailableError(
-                f"the process that worked on this has ended and is started again: {error.args[-1]}"
-            ) from error
+        return told(outputs, partial(in_fields_of, body=body, names=names))
 
 
 def fetch_settings(args: argparse.Namespace) -> FetchSettings:

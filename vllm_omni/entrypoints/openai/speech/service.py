@@ -3,21 +3,19 @@
 
 import argparse
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.engine_outputs import told
 from vllm_omni.entrypoints.openai.generation.service import fetch_settings, served_name
 from vllm_omni.entrypoints.openai.speech.asking import Asked, Asking, in_fields_of_speech
 from vllm_omni.entrypoints.openai.speech.limits import SpeechLimits, voice_folder
 from vllm_omni.entrypoints.openai.speech.recordings import Recordings
 from vllm_omni.entrypoints.openai.speech.voices import VoiceStore
-from vllm_omni.errors import OmniClientError, StageUnavailableError
 from vllm_omni.outputs import OmniRequestOutput
 from vllm_omni.speech.family import SpeechOffer
 
@@ -67,9 +65,7 @@ class Speech:
         """
         return served_name(self.models, name)
 
-    async def outputs(
-        self, asked: Asked, request_id: str
-    ) -> AsyncGenerator[OmniRequestOutput, None]:
+    def outputs(self, asked: Asked, request_id: str) -> AsyncGenerator[OmniRequestOutput, None]:
         """Speak.
 
         Args:
@@ -87,19 +83,7 @@ class Speech:
             output_modalities=["audio"],
             request_id=request_id,
         )
-        try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    yield output
-        except OmniClientError as error:
-            if type(error) is OmniClientError:
-                raise in_fields_of_speech(error) from error
-            raise
-        except EngineDeadError as error:
-            raise StageUnavailableError(
-                "the process that worked on this has ended and is started again: "
-                f"{error.args[-1] if error.args else 'it is dead'}"
-            ) from error
+        return told(outputs, in_fields_of_speech)
 
 
 def speech_of(request: Request) -> Speech:
