@@ -23,12 +23,12 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from common import WORK, Report
+from diffusion_loop import steps_per_second
 
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
@@ -37,7 +37,6 @@ from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.load import load
 from vllm_omni.diffusion.spec import LoadContext, Loaded
 from vllm_omni.generation import PARAMETERS
-from vllm_omni.outputs import STEP
 from vllm_omni.testing import diffusers_tiny
 from vllm_omni.testing.diffusers_tiny.media import VideoExample
 
@@ -137,31 +136,10 @@ class Family:
 
 
 def closed_loop(family: Family, work: list[Job]) -> tuple[float, dict[int, int]]:
-    """Steps per second of `CONCURRENCY` requests at a time, and batch sizes.
-
-    Measured from when so many have ended until the last one starts: requests end and start all the
-    time, and at no time are there fewer.
-    """
+    """Steps per second of `CONCURRENCY` requests at a time, and batch sizes."""
     engine = family.engine()
-    later: Iterator[tuple[int, Job]] = iter(enumerate(work))
-    for i, job in (next(later) for _ in range(CONCURRENCY)):
-        engine.add(str(i), family.message(job))
-    steps = ended = 0
-    began = time.perf_counter()
-    while True:
-        for emission in engine.step():
-            assert emission.error is None, emission.error
-            steps += STEP in emission.meta
-            if not emission.finished:
-                continue
-            ended += 1
-            if ended == CONCURRENCY:
-                steps, began = 0, time.perf_counter()
-            if (following := next(later, None)) is None:
-                seconds = time.perf_counter() - began
-                engine.abort([str(i) for i in range(len(work))])
-                return steps / seconds, engine.forward_sizes
-            engine.add(str(following[0]), family.message(following[1]))
+    speed = steps_per_second(engine, work, family.message, CONCURRENCY)
+    return speed, engine.forward_sizes
 
 
 def short_latency(family: Family, company: int) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from common import Report
 from diffusion_batching import Job, jobs
+from diffusion_loop import steps_per_second
 from gpu_models import Model, Timed
 
 from tests.diffusion.parity import Unmeasured
@@ -23,7 +24,6 @@ from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.programs import diffusers as programs
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.stopwatch import stopwatch_for
-from vllm_omni.outputs import STEP
 
 CONCURRENCY = 16
 REQUESTS = 40
@@ -75,26 +75,7 @@ def static(model: Model, size: int, steps: int) -> tuple[float, float]:
 
 def closed_loop(model: Model, engine: Engine, work: Sequence[Job]) -> float:
     """Steps per second with `CONCURRENCY` requests at all times."""
-    later = iter(enumerate(work))
-    for number, job in (next(later) for _ in range(CONCURRENCY)):
-        engine.add(str(number), model.message(job))
-    steps = ended = 0
-    began = time.perf_counter()
-    while True:
-        for emission in engine.step():
-            assert emission.error is None, emission.error
-            steps += STEP in emission.meta
-            if not emission.finished:
-                continue
-            ended += 1
-            if ended == CONCURRENCY:
-                steps, began = 0, time.perf_counter()
-            if (following := next(later, None)) is None:
-                finish(model.device)
-                seconds = time.perf_counter() - began
-                engine.abort([str(i) for i in range(len(work))])
-                return steps / seconds
-            engine.add(str(following[0]), model.message(following[1]))
+    return steps_per_second(engine, work, model.message, CONCURRENCY, lambda: finish(model.device))
 
 
 def burst(model: Model, engine: Engine, work: Sequence[Job]) -> float:

@@ -101,10 +101,10 @@ def make_voices() -> dict[str, Speaker]:
     }
 
 
-def random_codes(frames: int, groups: int, seed: int) -> torch.Tensor:
+def random_codes(frames: int, groups: int, seed: int, codebook: int = CODEBOOK) -> torch.Tensor:
     """int32 [frames, groups]."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(CODEBOOK, (frames, groups), generator=generator, dtype=torch.int32)
+    return torch.randint(codebook, (frames, groups), generator=generator, dtype=torch.int32)
 
 
 def cut(
@@ -155,3 +155,15 @@ def collect(
             pieces[emission.request_id].append(emission.tensors["audio"])
         if emission.finished:
             ended.add(emission.request_id)
+
+
+def encode(engine: Engine, requests: dict[str, dict[str, torch.Tensor]]) -> dict[str, Emission]:
+    """The only emission of each request to encode recordings."""
+    for name, tensors in requests.items():
+        engine.add(name, Message(options={"encode": True}, tensors=tensors, final=True))
+    made: dict[str, Emission] = {}
+    while engine.has_work:
+        for emission in engine.step():
+            assert emission.request_id not in made and emission.finished
+            made[emission.request_id] = emission
+    return made

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import HiggsAudioV2TokenizerConfig
 
-from tests.diffusion.codecs import cut, run_streams
+from tests.diffusion.codecs import cut, encode, random_codes, run_streams
 from tests.diffusion.schedulers import unhurried
-from vllm_omni.diffusion.engine import Emission, Engine
+from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import higgs_audio_v2, higgs_files
 from vllm_omni.diffusion.programs.code2wav import higgs_audio_v2 as HIGGS_AUDIO_V2
@@ -57,8 +57,7 @@ def decoder(loaded: Loaded) -> CodecDecoder:
 
 def some_codes(frames: int, seed: int) -> torch.Tensor:
     """int32 [frames, groups]."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(1024, (frames, GROUPS), generator=generator, dtype=torch.int32)
+    return random_codes(frames, GROUPS, seed, 1024)
 
 
 def one_shot(decoder: CodecDecoder, codes: torch.Tensor) -> torch.Tensor:
@@ -78,18 +77,6 @@ def stream(codes: torch.Tensor, policy: ChunkPolicy, arrival: int) -> list[Messa
             Message(tensors=tensors, start=start, windows=message.windows, final=message.final)
         )
     return messages
-
-
-def encode(engine: Engine, requests: dict[str, dict[str, torch.Tensor]]) -> dict[str, Emission]:
-    """The only emission of each request."""
-    for name, tensors in requests.items():
-        engine.add(name, Message(options={"encode": True}, tensors=tensors, final=True))
-    made: dict[str, Emission] = {}
-    while engine.has_work:
-        for emission in engine.step():
-            assert emission.request_id not in made and emission.finished
-            made[emission.request_id] = emission
-    return made
 
 
 # Decoding.

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import MimiConfig
 
-from tests.diffusion.codecs import cut, run_streams
+from tests.diffusion.codecs import cut, encode, random_codes, run_streams
 from tests.diffusion.schedulers import unhurried
-from vllm_omni.diffusion.engine import Emission, Engine
+from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import mimi
 from vllm_omni.diffusion.programs.code2wav import csm as CSM
@@ -44,27 +44,13 @@ def codec(loaded: Loaded) -> MimiCodec:
 
 def some_codes(frames: int, seed: int) -> torch.Tensor:
     """int32 [frames, 4]."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2048, (frames, 4), generator=generator, dtype=torch.int32)
+    return random_codes(frames, 4, seed, 2048)
 
 
 def one_shot(codec: MimiCodec, codes: torch.Tensor) -> torch.Tensor:
     """What transformers makes of it."""
     with torch.inference_mode():
         return codec.decode(codes.T[None].long()).audio_values[0, 0]
-
-
-def encode(engine: Engine, recordings: dict[str, torch.Tensor]) -> dict[str, Emission]:
-    """The only emission of each request."""
-    for name, samples in recordings.items():
-        tensors = {"reference.0": samples}
-        engine.add(name, Message(options={"encode": True}, tensors=tensors, final=True))
-    made: dict[str, Emission] = {}
-    while engine.has_work:
-        for emission in engine.step():
-            assert emission.request_id not in made and emission.finished
-            made[emission.request_id] = emission
-    return made
 
 
 def test_receptive_field_of_the_released_checkpoint() -> None:
@@ -129,7 +115,7 @@ def test_recordings_are_encoded_as_transformers_does(loaded: Loaded, codec: Mimi
         for name, length in samples.items()
     }
     engine = Engine(CSM, loaded, scheduler=unhurried())
-    made = encode(engine, recordings)
+    made = encode(engine, {name: {"reference.0": each} for name, each in recordings.items()})
     assert engine.forward_sizes[3] == 1
     for name, recording in recordings.items():
         with torch.inference_mode():
@@ -154,7 +140,7 @@ def test_recordings_are_encoded_as_transformers_does(loaded: Loaded, codec: Mimi
 def test_bad_recordings_are_the_clients_fault(
     loaded: Loaded, samples: torch.Tensor, told: str
 ) -> None:
-    (end,) = encode(Engine(CSM, loaded), {"r": samples}).values()
+    (end,) = encode(Engine(CSM, loaded), {"r": {"reference.0": samples}}).values()
     assert end.error is not None
     assert end.error.status_code == 400
     assert told in end.error.message

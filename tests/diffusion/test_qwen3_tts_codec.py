@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.diffusion.codecs import cut, run_streams
+from tests.diffusion.codecs import cut, encode, random_codes, run_streams
 from tests.diffusion.schedulers import unhurried
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecDecoderConfig
-from vllm_omni.diffusion.engine import Emission, Engine
+from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import qwen3_tts
 from vllm_omni.diffusion.programs.code2wav import qwen3_tts as QWEN3_TTS
@@ -55,8 +55,7 @@ def decoder(loaded: Loaded) -> CodecDecoder:
 
 def some_codes(frames: int, seed: int) -> torch.Tensor:
     """int32 [frames, 4]."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2048, (frames, 4), generator=generator, dtype=torch.int32)
+    return random_codes(frames, 4, seed, 2048)
 
 
 def one_shot(decoder: CodecDecoder, codes: torch.Tensor) -> torch.Tensor:
@@ -66,18 +65,6 @@ def one_shot(decoder: CodecDecoder, codes: torch.Tensor) -> torch.Tensor:
 
 def recording(reference: dict[str, Any]) -> torch.Tensor:
     return torch.from_numpy(sound(reference["seconds"], RATE, reference["seed"]))
-
-
-def encode(engine: Engine, requests: dict[str, dict[str, torch.Tensor]]) -> dict[str, Emission]:
-    """The only emission of each request."""
-    for name, tensors in requests.items():
-        engine.add(name, Message(options={"encode": True}, tensors=tensors, final=True))
-    made: dict[str, Emission] = {}
-    while engine.has_work:
-        for emission in engine.step():
-            assert emission.request_id not in made and emission.finished
-            made[emission.request_id] = emission
-    return made
 
 
 # Decoding.

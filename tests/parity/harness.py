@@ -19,6 +19,22 @@ from vllm_omni.config.build import build_plan
 T = TypeVar("T")
 
 
+def speech_config(base: str) -> dict[str, Any]:
+    """A deployment of a text-to-speech family on this CPU: chunked prefill, sixteen at a time."""
+    talker = {
+        "stage_id": 0,
+        "devices": "cpu",
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 32 << 20,
+        "max_model_len": 2048,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+    }
+    codec = {"stage_id": 1, "devices": "cpu", "max_num_seqs": 16}
+    return {"base_config": base, "platforms": {}, "stages": [talker, codec]}
+
+
 @dataclass
 class Answer:
     """What came back for one request."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity.harness import Deployment, deployment
+from tests.parity.harness import Deployment, deployment, speech_config
 from tests.reference.csm import RATE, Answer, HFCsm, Turn
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.request import Reference, SpeechRequest
@@ -23,23 +23,7 @@ FRAME = 1920
 TOLERANCE = 1e-4
 MARGIN = 1e-3
 MAX_FRAMES = 14
-CONFIG = {
-    "base_config": "csm.yaml",
-    "platforms": {},
-    "stages": [
-        {
-            "stage_id": 0,
-            "devices": "cpu",
-            "dtype": "float32",
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 32 << 20,
-            "max_model_len": 2048,
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 64,
-        },
-        {"stage_id": 1, "devices": "cpu", "max_num_seqs": 16},
-    ],
-}
+CONFIG = speech_config("csm.yaml")
 GREEDY = {"temperature": 0, "max_tokens": MAX_FRAMES}
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Processor
 
-from tests.parity.harness import Deployment, deployment
+from tests.parity.harness import Deployment, deployment, speech_config
 from vllm_omni.diffusion.programs import higgs_audio_v2
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniClientError
@@ -34,23 +34,7 @@ HOP = 960
 # Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently.
 TOLERANCE = 1e-4
 MAX_TOKENS = 48
-CONFIG = {
-    "base_config": "higgs_audio_v2.yaml",
-    "platforms": {},
-    "stages": [
-        {
-            "stage_id": 0,
-            "devices": "cpu",
-            "dtype": "float32",
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 32 << 20,
-            "max_model_len": 2048,
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 64,
-        },
-        {"stage_id": 1, "devices": "cpu", "max_num_seqs": 16},
-    ],
-}
+CONFIG = speech_config("higgs_audio_v2.yaml")
 TEXTS = ("Hello, how are you?", "One, two, three.", "A", "Bonjour, ça va?", "你好，世界。")
 
 

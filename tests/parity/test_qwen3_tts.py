@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parity.harness import Deployment, deployment
+from tests.parity.harness import Deployment, deployment, speech_config
 from vllm_omni.diffusion.programs import qwen3_tts
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniClientError
@@ -34,23 +34,7 @@ FRAME = 1920
 """Samples."""
 # Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently.
 TOLERANCE = 1e-4
-CONFIG = {
-    "base_config": "qwen3_tts.yaml",
-    "platforms": {},
-    "stages": [
-        {
-            "stage_id": 0,
-            "devices": "cpu",
-            "dtype": "float32",
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 32 << 20,
-            "max_model_len": 2048,
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 64,
-        },
-        {"stage_id": 1, "devices": "cpu", "max_num_seqs": 16},
-    ],
-}
+CONFIG = speech_config("qwen3_tts.yaml")
 GREEDY = [{"temperature": 0, "max_tokens": RECORDED["max_new_tokens"]}, None]
 
 
