@@ -35,8 +35,9 @@ def constrain(params: SamplingParams, constraints: Mapping[str, Any]) -> Samplin
         if key == "stop_token_ids":
             params.stop_token_ids = sorted({*(params.stop_token_ids or ()), *value})
             params.all_stop_token_ids.update(value)
-        elif key == "min_tokens" and params.max_tokens is not None:
-            params.min_tokens = min(value, params.max_tokens)
+        elif key == "min_tokens":  # who asks for fewer in all gets fewer
+            least = value if params.max_tokens is None else min(value, params.max_tokens)
+            params.min_tokens = max(params.min_tokens, least)
         else:
             setattr(params, key, value)
     return params
