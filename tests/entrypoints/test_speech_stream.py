@@ -208,6 +208,30 @@ def test_text_is_not_spoken_by_the_settings_before(server: SpeechServer, bad: An
         assert starts(until(socket, "session.done")) == ["Hello."]
 
 
+@pytest.mark.parametrize(
+    "unread", ['{"type": "session.config", "voice": "ryan"', '{"voice": "ryan"}', "[]"]
+)
+def test_text_after_what_may_have_been_settings_waits_for_some(
+    server: SpeechServer, unread: str
+) -> None:
+    with session(server, PCM, unread, text("Hello."), DONE) as socket:
+        received = until(socket, "session.done")
+        assert [each["type"] for each in received] == ["error", "error", "session.done"]
+
+
+def test_a_text_of_all_that_may_wait_can_end(server: SpeechServer) -> None:
+    with session(server, PCM, text("x" * 65_536), {"type": "session.close"}) as socket:
+        code, received = closed(socket)
+    assert code == 1000
+    assert sum(map(len, starts(received))) == 65_536
+
+
+def test_null_is_not_sent(server: SpeechServer) -> None:
+    unset = {"split_granularity": None, "stream_audio": None, "text_input_mode": None}
+    with session(server, {"type": "session.config"} | unset, text("Hello."), DONE) as socket:
+        assert starts(until(socket, "session.done")) == ["Hello."]
+
+
 def test_a_model_that_is_none(server: SpeechServer) -> None:
     url = f"ws://{server.address}/v1/audio/speech/stream?model={'a' * 5000}"
     with connect(url, legacy=True) as socket:

@@ -47,6 +47,8 @@ def test_the_default_voice(voice: str | None) -> None:
         (SpeechRequest(text=""), NAMED, "text"),
         (SpeechRequest(text=" \n\t"), NAMED, "text"),
         (SpeechRequest(text="...?!\u2026"), NAMED, "text"),
+        (SpeechRequest(text="a\x00b"), NAMED, "text"),
+        (SpeechRequest(text="a\ud800"), NAMED, "text"),
         (SpeechRequest(text="\x00\x01\x1b"), NAMED, "text"),
         (SpeechRequest(text="a" * 100_001), NAMED, "text"),
         (SpeechRequest(text=3), NAMED, "text"),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a checkpoint can do what a `SpeechRequest` asks for; errors name its attributes."""
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from vllm_omni.config.problems import did_you_mean
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.family import SpeechOffer
 from vllm_omni.speech.request import MAX_SAMPLE_RATE, SILENT, Reference, SpeechRequest
+from vllm_omni.speech.text import first_control, is_speakable
 
 MAX_TEXT = 100_000
 """Characters; what the checkpoint's length allows is usually less."""
@@ -129,8 +129,9 @@ def _embedding(given: Any) -> np.ndarray | None:
 def _check_text(text: Any, field: str) -> None:
     refuse(not isinstance(text, str), field, f"should be text, not {_kind(text)}")
     refuse(len(text) > MAX_TEXT, field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
-    spoken = any(unicodedata.category(character)[0] in "LNS" for character in text)
-    refuse(not spoken, field, "there is nothing to say in it")
+    if (position := first_control(text)) is not None:
+        refuse(True, field, f"has the control character {text[position]!a} at position {position}")
+    refuse(not is_speakable(text), field, "there is nothing to say in it")
 
 
 def _check_extra(request: SpeechRequest, offer: SpeechOffer) -> None:

@@ -4,7 +4,6 @@
 What depends on the checkpoint (its voices, languages, tasks) is checked in `speech/asking.py`.
 """
 
-import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -26,11 +25,13 @@ from vllm_omni.entrypoints.openai.protocol.content import check_text
 from vllm_omni.entrypoints.openai.protocol.diffusion import Name, Seed, at_fault
 from vllm_omni.entrypoints.openai.protocol.unknown import KnownFields, check_known
 from vllm_omni.media.tempo import MAX_TEMPO, MIN_TEMPO
+from vllm_omni.speech.text import first_control, is_speakable
 
 SpeechFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm"]
 
 MAX_BATCH_ITEMS = 64
-MAX_REFERENCES = 8
+MAX_REFERENCES = 32
+"""Before it is known how many the checkpoint takes."""
 MAX_EMBEDDING = 8192
 MAX_EXTRA_PARAMS = 64
 MAX_NEW_TOKENS = 1 << 20
@@ -43,9 +44,6 @@ MAX_ANY_TEXT = 1 << 20
 
 VOICE_KEYS = ("id", "name")
 """Of `voice` as an object, one of which names it."""
-_LINE_BREAKS = "\n\r\t"
-_SPOKEN = "LN"
-"""First letters of the Unicode categories of which a text needs one character at least."""
 
 
 def _voice(value: Any) -> Any:
@@ -61,19 +59,13 @@ def _voice(value: Any) -> Any:
 
 def without_controls(text: str) -> str:
     """For validators: a text as it is, if it has no control characters but line breaks and tabs."""
-    for position, character in enumerate(text):
-        if unicodedata.category(character) == "Cc" and character not in _LINE_BREAKS:
-            raise PydanticCustomError(
-                "control_character",
-                "has the control character U+{code} at position {position}",
-                {"code": f"{ord(character):04X}", "position": position},
-            )
+    if (position := first_control(text)) is not None:
+        raise PydanticCustomError(
+            "control_character",
+            "has the control character U+{code} at position {position}",
+            {"code": f"{ord(text[position]):04X}", "position": position},
+        )
     return text
-
-
-def is_speakable(text: str) -> bool:
-    """Whether there is a letter or a digit in it: anything else is no reason to make a sound."""
-    return any(unicodedata.category(character)[0] in _SPOKEN for character in text)
 
 
 def _speakable(text: str) -> str:

@@ -39,11 +39,12 @@ def check_known(data: Mapping[Any, Any], known: Iterable[str], place: str = "") 
 
 
 class KnownFields(BaseModel):
-    """An object of which every field has to be known."""
+    """An object of which every field has to be known; one that is null was not sent."""
 
     @model_validator(mode="before")
     @classmethod
     def _check_known(cls, data: Any) -> Any:
         if isinstance(data, dict):
             check_known(data, cls.model_fields)
+            return {name: value for name, value in data.items() if value is not None}
         return data

@@ -14,7 +14,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from vllm.logger import init_logger
 
 from vllm_omni.entrypoints.openai.error_handlers import error_object
-from vllm_omni.entrypoints.openai.protocol.speech import is_speakable
 from vllm_omni.entrypoints.openai.protocol.speech_stream import (
     SPEECH_EVENTS,
     InputDone,
@@ -33,6 +32,7 @@ from vllm_omni.entrypoints.openai.speech.service import Speech
 from vllm_omni.entrypoints.openai.speech.utterance import Utterance
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.splitting import TextSplitter
+from vllm_omni.speech.text import is_speakable
 
 logger = init_logger(__name__)
 
@@ -143,10 +143,12 @@ class SpeechSession:
     async def _answered(self, read: Callable[[], Any]) -> None:
         """Take an event; what is wrong with it is told, and the session goes on."""
         try:
+            refused, self._refused = self._refused, True
             raw = read()
-            if isinstance(raw, dict) and raw.get("type") == CONFIG:
-                # Until one holds: its text must not be spoken by the one before it.
-                self._refused = True
+            # What cannot be told from a config counts as one that was refused: the text after it
+            # must not be spoken by the one before it.
+            if isinstance(raw, dict) and raw.get("type", CONFIG) != CONFIG:
+                self._refused = refused
             await self._take(event_of(raw, SPEECH_EVENTS))
         except SessionEnd:
             raise
@@ -208,7 +210,8 @@ class SpeechSession:
         self._put(pieces)
 
     def _end_text(self) -> None:
-        self._check_room(1)
+        if not len(self._splitter):  # the end of a text always has room, marks alone have not
+            self._check_room(1)
         self._put(self._splitter.flush())
         self._waiting += 1
         self._queue.put_nowait(_Mark.DONE)
@@ -218,7 +221,8 @@ class SpeechSession:
         if waiting + characters > MAX_WAITING:
             raise EventError(
                 Code.SESSION_FULL,
-                f"{waiting} characters wait to be spoken; at most {MAX_WAITING} may",
+                f"{waiting} characters wait to be spoken and {characters} more came; at most "
+                f"{MAX_WAITING} may wait",
                 "text",
             )
 
