@@ -22,6 +22,7 @@ from vllm_omni.handles import RowSpan, TensorHandle
 from vllm_omni.inputs import RowInput, RowPrompt
 from vllm_omni.models.hf_overrides import talker_config
 from vllm_omni.models.interfaces import FrameSampling
+from vllm_omni.models.noise import Noise
 from vllm_omni.outputs import TokenOutput
 from vllm_omni.pipelines import qwen2_5_omni, qwen3_omni_moe
 
@@ -249,7 +250,7 @@ def greedy(batch: int) -> FrameSampling:
         temperature=torch.zeros(batch),
         top_k=torch.zeros(batch, dtype=torch.int64),
         top_p=torch.ones(batch),
-        generators={},
+        noise=Noise(torch.arange(batch), torch.zeros(batch, dtype=torch.int64)),
         all_greedy=True,
         memory=torch.zeros(batch, 0, dtype=torch.int64),
     )

@@ -15,6 +15,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from vllm_omni.models.code_predictor import CodePredictor
 from vllm_omni.models.depth import draw
 from vllm_omni.models.interfaces import FrameSampling
+from vllm_omni.models.noise import Noise
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
@@ -55,17 +56,13 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return hidden, first
 
 
-def sampling(temperature: list[float], seeds: list[int | None], **given: float) -> FrameSampling:
+def sampling(temperature: list[float], seeds: list[int], **given: float) -> FrameSampling:
     batch = len(temperature)
     return FrameSampling(
         temperature=torch.tensor(temperature),
         top_k=torch.full((batch,), int(given.get("top_k", 0))),
         top_p=torch.full((batch,), given.get("top_p", 1.0)),
-        generators={
-            i: torch.Generator().manual_seed(seed)
-            for i, seed in enumerate(seeds)
-            if seed is not None
-        },
+        noise=Noise(torch.tensor(seeds), torch.zeros(batch, dtype=torch.int64)),
         all_greedy=not any(temperature),
         memory=torch.zeros(batch, 0, dtype=torch.int64),
     )
@@ -78,7 +75,7 @@ def test_greedy_equals_transformers(
     inputs: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     hidden, first = inputs
-    codes, embeds = predictor.predict(hidden, first, sampling([0.0] * BATCH, [None] * BATCH))
+    codes, embeds = predictor.predict(hidden, first, sampling([0.0] * BATCH, [0] * BATCH))
     assert codes.shape == (BATCH, GROUPS - 1)
     for i in range(BATCH):
         expected = reference.generate(
@@ -96,14 +93,14 @@ def test_a_seeded_frame_does_not_depend_on_its_batch(
     predictor: CodePredictor, inputs: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     hidden, first = inputs
-    seeds = [3, None, 4, 5, None]
+    seeds = [3, 1, 4, 5, 2]
     mixed, _ = predictor.predict(hidden, first, sampling([1.0, 1.0, 0.0, 0.7, 1.0], seeds))
     for i in (0, 3):
         alone, _ = predictor.predict(
             hidden[i : i + 1], first[i : i + 1], sampling([[1.0, 0.7][i > 0]], [seeds[i]])
         )
         assert torch.equal(mixed[i], alone[0])
-    greedy, _ = predictor.predict(hidden, first, sampling([0.0] * BATCH, [None] * BATCH))
+    greedy, _ = predictor.predict(hidden, first, sampling([0.0] * BATCH, [0] * BATCH))
     assert torch.equal(mixed[2], greedy[2])
     assert not torch.equal(mixed[0], greedy[0])
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni.models.interfaces import FrameSampling
+from vllm_omni.models.noise import Noise
 from vllm_omni.models.repetition import Repetition
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
@@ -20,12 +21,11 @@ CODE_ROWS = st.lists(
 
 def sampling(*temperatures: float) -> FrameSampling:
     count = len(temperatures)
-    generators = {i: torch.Generator().manual_seed(i) for i in range(count)}
     return FrameSampling(
         temperature=torch.tensor(temperatures),
         top_k=torch.ones(count, dtype=torch.int64),
         top_p=torch.ones(count),
-        generators=generators,
+        noise=Noise(torch.arange(count), torch.zeros(count, dtype=torch.int64)),
         all_greedy=False,
         memory=torch.zeros(count, 0, dtype=torch.int64),
     )

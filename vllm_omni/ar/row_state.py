@@ -1,69 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-request input state of a row-driven model, batched over requests.
+"""Input state of a row-driven model, on the device and batched over requests.
 
 Position p of a request is fed the sum of two vectors: the row part (from the upstream stage, known
 when its row arrives) and the frame part (from the model's own frame, known when the token before it
 was sampled). Both are kept until the request ends, so a preempted request is recomputed from what
-was fed, not from what could be guessed. One implementation serves both of vLLM's model runners.
+was fed, not from what could be guessed.
+
+A step reads all of its inputs by one index and writes all of its frames by one; nothing in it waits
+for the device. One implementation serves both of vLLM's model runners.
 """
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from vllm_omni.ar.wire import FrameSampling as FrameSamplingParams
+from vllm_omni.ar.row_pages import RowPages
+from vllm_omni.ar.row_reading import POSITIONS, RowReader, rebase_positions, selected
 from vllm_omni.ar.wire import StageRequest
-from vllm_omni.connectors.base import OmniConnector
 from vllm_omni.inputs import RowInput
 from vllm_omni.models.interfaces import Frames, FrameSampling, RowDriven
+from vllm_omni.models.noise import Noise
 
 logger = init_logger(__name__)
 
-_POSITIONS = "positions"
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Which positions a step computes: of each request, `counts` from `starts` on.
+
+    Attributes:
+        request_ids: b of them, in the runner's order.
+        starts: int64 [b].
+        counts: int64 [b].
+    """
+
+    request_ids: Sequence[str]
+    starts: np.ndarray
+    counts: np.ndarray
+
+    def of(self, kept: np.ndarray) -> "Step":
+        """The same of some of its requests, int [k]."""
+        ids = [self.request_ids[i] for i in kept]
+        return Step(ids, self.starts[kept], self.counts[kept])
 
 
 @dataclass(slots=True)
 class _Request:
-    """One request's inputs.
+    """What the host knows of a request.
 
     Attributes:
-        row_part: [capacity, width]; valid up to `filled`, then the pad row.
-        frame_part: [capacity, width]; zeros where no frame belongs (the prompt).
-        positions: int64 [3, prompt length] for M-RoPE, or None to count up.
-        memory: int64 [`frame_memory`], of its last frame.
+        slot: Of the tensors.
+        greedy: It draws nothing at random.
+        filled: Positions whose row part is known.
+        rope: int64 [3, prompt length] for M-RoPE, or None to count up.
         lost: Rows of it were gone when they were to be read.
     """
 
+    slot: int
     prompt_len: int
-    sampling: FrameSamplingParams
-    generator: torch.Generator | None
-    row_part: torch.Tensor
-    frame_part: torch.Tensor
-    memory: torch.Tensor
+    greedy: bool
     filled: int = 0
-    positions: torch.Tensor | None = None
+    rope: torch.Tensor | None = None
     lost: bool = False
-
-    def reserve(self, capacity: int, pad: torch.Tensor) -> None:
-        """Grow geometrically, so appending stays linear."""
-        have = self.row_part.shape[0]
-        if capacity <= have:
-            return
-        extra = max(capacity - have, have // 2, 64)
-        width = pad.shape[0]
-        self.row_part = torch.cat([self.row_part, pad.expand(extra, width)])
-        self.frame_part = torch.cat([self.frame_part, self.frame_part.new_zeros(extra, width)])
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """Positions [start, start + count) of a request, in a batch."""
+class _Arrival:
+    """Positions of a request whose rows have come, and have to be made inputs."""
 
-    request_id: str
+    slot: int
     start: int
-    count: int
+    rows: Mapping[str, torch.Tensor]
+    kinds: bytes
+    token_ids: Sequence[int]
+
+
+class _Slots:
+    """Tensors with a row per request.
+
+    Attributes:
+        memory: int64 [slots, `frame_memory`], of each request's last frame.
+        temperature: float32 [slots].
+        top_k: int64 [slots].
+        top_p: float32 [slots].
+        seed: int64 [slots].
+    """
+
+    def __init__(self, slots: int, memory: int, device: torch.device) -> None:
+        self.memory = torch.zeros(slots, memory, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(slots, device=device)
+        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(slots, device=device)
+        self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.free = list(range(slots))[::-1]
+
+    def take(self) -> int:
+        """A slot that nobody has. There are more requests than run at once while some of them are
+        preempted; then there are twice as many slots."""
+        if not self.free:
+            count = len(self.seed)
+            for name, tensor in vars(self).items():
+                if isinstance(tensor, torch.Tensor):
+                    setattr(self, name, torch.cat([tensor, torch.zeros_like(tensor)]))
+            self.free = list(range(count, 2 * count))[::-1]
+        return self.free.pop()
 
 
 class RowState:
@@ -71,59 +115,72 @@ class RowState:
 
     Args:
         model: The model class's pure functions.
-        connector: Where upstream rows are read from.
-        source: Name of the upstream stage.
-        target: Name of this stage.
+        reader: Of upstream rows.
         device: Device of the model.
         dtype: Dtype of the model.
+        max_requests: That run at once.
     """
 
     def __init__(
         self,
         model: RowDriven,
-        connector: OmniConnector,
-        source: str,
-        target: str,
+        reader: RowReader,
         device: torch.device,
         dtype: torch.dtype,
+        max_requests: int,
     ) -> None:
         self._model = model
-        self._connector = connector
-        self._source = source
-        self._target = target
+        self._reader = reader
         self._device = device
         self._pad = model.pad_input().to(device, dtype)
-        width = model.omni_capabilities.frame_memory
-        self._no_memory = torch.zeros(width, dtype=torch.int64, device=device)
+        memory = model.omni_capabilities.frame_memory
+        self._slots = _Slots(max_requests, memory, device)
+        self._pages = RowPages(max_requests, self._pad)
         self._requests: dict[str, _Request] = {}
 
-    def add(self, request_id: str, prompt_token_ids: Sequence[int], request: StageRequest) -> None:
-        """Take a new request with its prompt's rows."""
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        request: StageRequest,
+    ) -> None:
+        """Take a new request with its prompt's rows; one that is known already is left as it is."""
+        if request_id in self._requests:
+            return
         assert request.rows is not None
-        width = self._pad.shape[0]
-        generator = None
-        if request.frames.seed is not None:
-            generator = torch.Generator(self._device).manual_seed(request.frames.seed)
-        state = _Request(
-            prompt_len=len(prompt_token_ids),
-            sampling=request.frames,
-            generator=generator,
-            row_part=self._pad.new_empty(0, width),
-            frame_part=self._pad.new_empty(0, width),
-            memory=self._no_memory,
-        )
+        slots, slot = self._slots, self._slots.take()
+        prompt_len = len(prompt_token_ids)
+        state = _Request(slot, prompt_len, request.frames.temperature == 0)
         self._requests[request_id] = state
-        self._append(state, request.rows, prompt_token_ids)
+        self._pages.open(slot)
+        seed = random.getrandbits(63) if request.frames.seed is None else request.frames.seed
+        slots.memory[slot] = 0
+        slots.temperature[slot] = request.frames.temperature
+        slots.top_k[slot] = request.frames.top_k
+        slots.top_p[slot] = request.frames.top_p
+        slots.seed[slot] = _wrapped(seed)
+        self._take([self._arrival(state, request.rows, prompt_token_ids)])
+        if request.rows.final:
+            self._pages.complete(slot, state.filled)
 
-    def append(self, request_id: str, updates: Iterable[RowInput]) -> None:
-        """Take more positions for a running request."""
-        state = self._requests[request_id]
-        for rows in updates:
-            self._append(state, rows, None)
+    def append(self, updates: Mapping[str, Iterable[RowInput]]) -> None:
+        """Take more positions for running requests, by their ids."""
+        arrivals = []
+        for request_id, messages in updates.items():
+            state = self._requests[request_id]
+            arrivals += [self._arrival(state, rows, ()) for rows in messages]
+        self._take(arrivals)
+        for request_id, messages in updates.items():
+            if any(rows.final for rows in messages):
+                state = self._requests[request_id]
+                self._pages.complete(state.slot, state.filled)
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are fine."""
-        self._requests.pop(request_id, None)
+        state = self._requests.pop(request_id, None)
+        if state is not None:
+            self._slots.free.append(state.slot)
+            self._pages.close(state.slot)
 
     def lost(self, request_id: str) -> bool:
         """Whether rows of a request were gone, so that what it computes means nothing.
@@ -135,149 +192,113 @@ class RowState:
     def mrope_positions(self, request_id: str) -> tuple[torch.Tensor, int]:
         """M-RoPE positions int64 [3, prompt length] and the delta of the positions after it."""
         state = self._requests[request_id]
-        if state.positions is None:
+        if state.rope is None:
             return torch.arange(state.prompt_len).expand(3, -1), 0
-        return state.positions, int(state.positions.max()) + 1 - state.prompt_len
+        return state.rope, int(state.rope.max()) + 1 - state.prompt_len
 
-    def inputs(self, batch: Sequence[Slice]) -> torch.Tensor:
+    def inputs(self, step: Step) -> torch.Tensor:
         """`inputs_embeds` [sum of counts, hidden_size] of a step, in the batch's order."""
-        row_parts, frame_parts = [], []
-        for piece in batch:
-            state = self._requests[piece.request_id]
-            stop = piece.start + piece.count
-            state.reserve(stop, self._pad)
-            row_parts.append(state.row_part[piece.start : stop])
-            frame_parts.append(state.frame_part[piece.start : stop])
-        return self._model.combine(torch.cat(row_parts) + torch.cat(frame_parts))
+        slots = self._slot_array(step)
+        self._pages.reserve(slots, step.starts + step.counts)
+        before = np.cumsum(step.counts) - step.counts
+        positions = np.repeat(step.starts - before, step.counts) + np.arange(step.counts.sum())
+        where = self._pages.index(np.repeat(slots, step.counts), positions)
+        chosen = self._on_device(torch.from_numpy(where))
+        return self._model.combine(self._pages.row_part[chosen] + self._pages.frame_part[chosen])
 
-    def sampled(
-        self, batch: Sequence[Slice], hidden: torch.Tensor, token_ids: torch.Tensor
-    ) -> Frames:
+    def sampled(self, step: Step, hidden: torch.Tensor, token_ids: torch.Tensor) -> Frames:
         """Complete the frames of a step's sampled tokens.
 
         Args:
-            batch: One per sampled token; `start` is the position that the token will take.
+            step: Of the requests that sampled one.
             hidden: [b, hidden_size] that the tokens were sampled from.
             token_ids: int64 [b].
 
         Returns:
             Their codes, and what counts as sampled.
         """
-        states = [self._requests[piece.request_id] for piece in batch]
-        frames: Frames = self._model.frames(hidden, token_ids, self._sampling(states))
-        for piece, state, inputs in zip(batch, states, frames.inputs, strict=True):
-            state.reserve(piece.start + 1, self._pad)
-            state.frame_part[piece.start] = inputs
+        slots, taken = self._slots, self._slot_array(step)
+        positions = step.starts + step.counts
+        self._pages.reserve(taken, positions + 1)
+        # What the host knows of the step goes to the device in one piece.
+        known = np.stack([taken, positions, self._pages.index(taken, positions)])
+        slot, position, where = self._on_device(torch.from_numpy(known))
+        sampling = FrameSampling(
+            temperature=slots.temperature[slot],
+            top_k=slots.top_k[slot],
+            top_p=slots.top_p[slot],
+            noise=Noise(slots.seed[slot], position),
+            all_greedy=all(self._requests[each].greedy for each in step.request_ids),
+            memory=slots.memory[slot],
+        )
+        frames: Frames = self._model.frames(hidden, token_ids, sampling)
+        self._pages.frame_part[where] = frames.inputs
         if frames.memory is not None:
-            for state, memory in zip(states, frames.memory, strict=True):
-                state.memory = memory
+            slots.memory[slot] = frames.memory
         return frames
 
-    def _sampling(self, states: Sequence[_Request]) -> FrameSampling:
-        params = [state.sampling for state in states]
-        return FrameSampling(
-            temperature=torch.tensor([p.temperature for p in params], device=self._device),
-            top_k=torch.tensor([p.top_k for p in params], device=self._device),
-            top_p=torch.tensor([p.top_p for p in params], device=self._device),
-            generators={i: s.generator for i, s in enumerate(states) if s.generator is not None},
-            all_greedy=all(p.temperature == 0 for p in params),
-            memory=torch.stack([state.memory for state in states]),
-        )
+    def _slot_array(self, step: Step) -> np.ndarray:
+        return np.array([self._requests[each].slot for each in step.request_ids], dtype=np.int64)
 
-    def _append(
-        self, state: _Request, rows: RowInput, prompt_token_ids: Sequence[int] | None
-    ) -> None:
-        count = len(rows.index)
+    def _arrival(
+        self, state: _Request, rows: RowInput, prompt_token_ids: Sequence[int]
+    ) -> _Arrival | None:
+        """What a message brings; None if that is nothing, or means nothing any more."""
+        start, count = state.filled, len(rows.index)
+        state.filled += count
+        if state.lost or count == 0:
+            return None
         try:
-            upstream = self._read(rows)
+            upstream = self._reader.read(rows)
         except KeyError:
             logger.debug("Rows are gone; their request is being aborted")
             state.lost = True
-        if state.lost:
-            state.reserve(state.filled + count, self._pad)
-            state.filled += count
-            return
-        if count == 0:
-            return
-        index = torch.tensor(rows.index)
+            return None
+        if prompt_token_ids and POSITIONS in upstream:
+            state.rope = rebase_positions(upstream[POSITIONS], rows.index[: state.prompt_len])
         # What a message appends beyond the prompt are decode positions: they have no id yet.
-        token_ids = torch.full((count,), -1)
-        if prompt_token_ids is not None:
-            token_ids[: state.prompt_len] = torch.tensor(prompt_token_ids)
-            if _POSITIONS in upstream:
-                state.positions = _rebase_positions(
-                    upstream[_POSITIONS], rows.index[: state.prompt_len]
-                )
-        kinds = torch.frombuffer(bytearray(rows.kinds), dtype=torch.uint8)
-        row_part = self._model.row_inputs(
-            {
-                name: self._on_device(_gather(tensor, index))
-                for name, tensor in upstream.items()
-                if name != _POSITIONS
-            },
-            kinds.to(self._device),
-            token_ids.to(self._device),
-        )
-        state.reserve(state.filled + count, self._pad)
-        state.row_part[state.filled : state.filled + count] = row_part
-        state.filled += count
+        token_ids = [*prompt_token_ids, *[-1] * (count - len(prompt_token_ids))]
+        return _Arrival(state.slot, start, selected(upstream, rows.index), rows.kinds, token_ids)
 
-    def _on_device(self, rows: torch.Tensor) -> torch.Tensor:
+    def _take(self, arrivals: Iterable[_Arrival | None]) -> None:
+        """Make rows inputs: all of those that consist of the same parts at once."""
+        alike: dict[tuple[str, ...], list[_Arrival]] = {}
+        for arrival in arrivals:
+            if arrival is not None:
+                alike.setdefault(tuple(sorted(arrival.rows)), []).append(arrival)
+        for names, group in alike.items():
+            rows = {name: torch.cat([each.rows[name] for each in group]) for name in names}
+            kinds = torch.frombuffer(bytearray(b"".join(g.kinds for g in group)), dtype=torch.uint8)
+            token_ids = torch.tensor([id_ for each in group for id_ in each.token_ids])
+            row_part = self._model.row_inputs(
+                {name: self._as_input(tensor) for name, tensor in rows.items()},
+                self._on_device(kinds),
+                self._on_device(token_ids),
+            )
+            self._pages.reserve(
+                np.array([each.slot for each in group]),
+                np.array([each.start + len(each.token_ids) for each in group]),
+            )
+            where = np.concatenate([self._where(each) for each in group])
+            self._pages.row_part[self._on_device(torch.from_numpy(where))] = row_part
+
+    def _where(self, arrival: _Arrival) -> np.ndarray:
+        count = len(arrival.token_ids)
+        positions = np.arange(arrival.start, arrival.start + count)
+        return self._pages.index(np.full(count, arrival.slot), positions)
+
+    def _as_input(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the model takes them: floats in its dtype, ids as they are."""
-        return rows.to(self._device, self._pad.dtype if rows.is_floating_point() else None)
+        moved = self._on_device(rows)
+        return moved.to(self._pad.dtype) if rows.is_floating_point() else moved
 
-    def _read(self, rows: RowInput) -> dict[str, torch.Tensor]:
-        """The message's upstream rows, each name's spans joined; names that only some spans have
-        (positions come with prompts only) are cut to the spans that have them."""
-        parts: dict[str, list[torch.Tensor]] = {}
-        for span in rows.spans:
-            payload = self._connector.get(self._source, self._target, span.handle.key, span.handle)
-            for name, tensor in payload.items():
-                parts.setdefault(name, []).append(tensor)
-        return {name: torch.cat(tensors) for name, tensors in parts.items()}
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that the host does not wait for."""
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """`rows[index]`, with zeros where the index is -1 or past the rows (which only some have)."""
-    gathered = rows[index.clamp(0, len(rows) - 1)]
-    gathered[(index < 0) | (index >= len(rows))] = 0
-    return gathered
-
-
-def _rebase_positions(upstream: torch.Tensor, index: Sequence[int]) -> torch.Tensor:
-    """M-RoPE positions of a prompt that is a selection of upstream rows.
-
-    Positions are compositional: text counts up by one, a picture or sound has a shape of its own
-    that begins where the text before it ended. A run of consecutive upstream rows thus keeps its
-    shape and moves as a whole; positions without an upstream row count up like text.
-
-    Args:
-        upstream: int [n, 3], positions of the upstream prompt (later rows count up).
-        index: Upstream row of each position of this prompt, -1 for none.
-
-    Returns:
-        int64 [3, len(index)].
-    """
-    known = upstream.shape[0]
-    before = torch.cat([upstream.new_full((1,), -1), upstream.max(dim=1).values.cummax(0).values])
-    rows = torch.tensor(index)
-    rows[rows >= known] = -1
-    positions = torch.empty(3, len(index), dtype=torch.int64)
-    following, start = 0, 0
-    for stop in _run_ends(rows):
-        if rows[start] < 0:
-            positions[:, start:stop] = torch.arange(following, following + stop - start)
-        else:
-            shift = following - int(before[rows[start]]) - 1
-            positions[:, start:stop] = upstream[rows[start:stop]].T + shift
-        following = max(following, int(positions[:, start:stop].max()) + 1)
-        start = stop
-    return positions
-
-
-def _run_ends(rows: torch.Tensor) -> list[int]:
-    """Ends of the runs that `rows` consists of: consecutive rows, or all -1."""
-    step = rows[1:] - rows[:-1]
-    none = rows < 0
-    breaks = torch.where(none[1:], ~none[:-1], step != 1) | (none[:-1] & ~none[1:])
-    return [int(end) + 1 for end in breaks.nonzero()[:, 0]] + [len(rows)]
+def _wrapped(seed: int) -> int:
+    """A seed of any size as int64."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -71,7 +71,8 @@ class DepthModel(ABC):
         groups = self.drawn_groups
         cache = self.new_cache()
         positions = torch.arange(groups + 1, device=hidden.device)[None]
-        noise = None if sampling.all_greedy else self._noise(sampling, hidden)
+        shape = (groups, self.drawn_vocabulary)
+        noise = None if sampling.all_greedy else sampling.noise.exponential(*shape)
         inputs = torch.stack([hidden, first], dim=1)
         codes, embeds, fed = [], [], 0
         for index in range(groups):
@@ -84,22 +85,6 @@ class DepthModel(ABC):
             codes.append(code)
             embeds.append(inputs)
         return torch.stack(codes, dim=1), torch.cat(embeds, dim=1)
-
-    def _noise(self, sampling: FrameSampling, hidden: torch.Tensor) -> torch.Tensor:
-        """Exponential noise, float32 [b, groups - 1, vocabulary]; from a request's own generator
-        where it has one, so its frames do not depend on what it is batched with."""
-        noise = torch.empty(
-            hidden.shape[0],
-            self.drawn_groups,
-            self.drawn_vocabulary,
-            dtype=torch.float32,
-            device=hidden.device,
-        )
-        if len(sampling.generators) < hidden.shape[0]:
-            noise.exponential_()
-        for index, generator in sampling.generators.items():
-            noise[index].exponential_(generator=generator)
-        return noise
 
 
 def draw(logits: torch.Tensor, sampling: FrameSampling, noise: torch.Tensor | None) -> torch.Tensor:

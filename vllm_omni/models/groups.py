@@ -8,6 +8,9 @@ import torch
 from vllm_omni.models.depth import draw
 from vllm_omni.models.interfaces import FrameSampling
 
+_AGAIN = 1
+"""Stream of what is drawn for the same codes a second time."""
+
 
 def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
     """One code per group and request, as `draw` draws one per request.
@@ -21,7 +24,7 @@ def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
     """
     if sampling.all_greedy:
         return logits.argmax(dim=-1)
-    noise = _noise(logits, sampling)
+    noise = sampling.noise.exponential(*logits.shape[1:])
     groups = logits.shape[1]
     each = replace(
         sampling,
@@ -34,15 +37,5 @@ def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
 
 def draw_untempered(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
     """As `draw_groups`, by the model's own probabilities, of requests that are not greedy."""
-    return (logits.softmax(dim=-1) / _noise(logits, sampling)).argmax(dim=-1)
-
-
-def _noise(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
-    """Exponential noise, shaped like the logits; from a request's own generator where it has one,
-    so its codes do not depend on what it is batched with."""
-    noise = torch.empty_like(logits)
-    if len(sampling.generators) < len(logits):
-        noise.exponential_()
-    for index, generator in sampling.generators.items():
-        noise[index].exponential_(generator=generator)
-    return noise
+    noise = sampling.noise.exponential(*logits.shape[1:], stream=_AGAIN)
+    return (logits.softmax(dim=-1) / noise).argmax(dim=-1)

@@ -15,6 +15,8 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from vllm_omni.models.noise import Noise
+
 
 @dataclass(frozen=True, slots=True)
 class OmniCapabilities:
@@ -40,7 +42,7 @@ class FrameSampling:
         temperature: float32 [b]; 0 means greedy.
         top_k: int64 [b]; 0 means all.
         top_p: float32 [b].
-        generators: One per request that has a seed, by index in the batch.
+        noise: Random numbers of the frame.
         all_greedy: Every temperature is 0 (known on the host, so no sync is needed).
         memory: int64 [b, `frame_memory`]; of each request's last frame, zeros before the first.
     """
@@ -48,7 +50,7 @@ class FrameSampling:
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
-    generators: Mapping[int, torch.Generator]
+    noise: Noise
     all_greedy: bool
     memory: torch.Tensor
 

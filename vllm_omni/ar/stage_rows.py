@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model runner does about rows, whichever of vLLM's two it is: it knows the requests of the
+stage, keeps the inputs of a row-driven model, and puts what is emitted into the connector."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from vllm_omni.ar.row_reading import RowReader
+from vllm_omni.ar.row_state import RowState
+from vllm_omni.ar.scheduler import OmniModelRunnerOutput, OmniSchedulerOutput
+from vllm_omni.ar.stage_config import ArStageConfig
+from vllm_omni.ar.wire import StageRequest, read_request
+from vllm_omni.connectors.base import make_key
+from vllm_omni.connectors.factory import create_connector
+from vllm_omni.handles import LOST, RowSpan
+from vllm_omni.models.interfaces import RowDriven
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A live request of the stage."""
+
+    stage: StageRequest
+    prompt_len: int
+
+
+class StageRows:
+    """Rows of an AR stage's requests.
+
+    Args:
+        vllm_config: Of the stage.
+
+    Attributes:
+        stage: Its place in the pipeline.
+        inputs: Of a row-driven model that is loaded, else None.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.stage = ArStageConfig.of(vllm_config)
+        self.inputs: RowState | None = None
+        self._max_requests = vllm_config.scheduler_config.max_num_seqs
+        self._connector = create_connector(
+            self.stage.connector, self.stage.connector_extra, self.stage.deployment_id
+        )
+        self._requests: dict[str, _Request] = {}
+        self._puts = 0
+
+    def attach(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        """Take the loaded model, whose inputs are kept from now on if it is row-driven."""
+        if not self.stage.row_driven:
+            return
+        assert isinstance(model, RowDriven), f"{type(model).__name__} is not row-driven"
+        reader = RowReader(self._connector, self.stage.source, self.stage.stage)
+        self.inputs = RowState(model, reader, device, dtype, self._max_requests)
+
+    def update(self, scheduler_output: SchedulerOutput) -> None:
+        """Take what a step brings: requests that ended, new ones, and rows of running ones."""
+        for request_id in scheduler_output.finished_req_ids:
+            self._requests.pop(request_id, None)
+            if self.inputs is not None:
+                self.inputs.remove(request_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            request = read_request(new.sampling_params)
+            if request is None:
+                continue
+            assert new.prompt_token_ids is not None
+            self._requests.setdefault(new.req_id, _Request(request, len(new.prompt_token_ids)))
+            if self.inputs is not None:
+                self.inputs.add(new.req_id, new.prompt_token_ids, request)
+        if isinstance(scheduler_output, OmniSchedulerOutput) and self.inputs is not None:
+            self.inputs.append(scheduler_output.omni_updates)
+
+    def emits(self, request_id: str) -> bool:
+        """Whether rows of a request are wanted downstream."""
+        request = self._requests.get(request_id)
+        return request is not None and request.stage.emit
+
+    def prompt_len(self, request_id: str) -> int:
+        """Of a live request."""
+        return self._requests[request_id].prompt_len
+
+    def put(self, request_id: str, start: int, rows: dict[str, torch.Tensor]) -> RowSpan:
+        """Hand rows [n, ...] of positions from `start` on to the next stage."""
+        request = self._requests[request_id].stage
+        count = next(iter(rows.values())).shape[0]
+        self._puts += 1
+        key = make_key(request.request_id, f"{self.stage.stage}-{os.getpid()}-{self._puts}")
+        result = self._connector.put(self.stage.stage, self.stage.target, key, rows)
+        if result.handle is None:
+            # The step has other requests too; this one fails when the span arrives.
+            logger.warning(
+                "Request %s: the connector has no room for %d bytes of rows",
+                request.request_id,
+                result.size,
+            )
+        return RowSpan(start, count, result.handle or LOST)
+
+    def close(self) -> None:
+        """Let go of the connector."""
+        self._connector.close()
+
+
+def with_spans(output: ModelRunnerOutput, spans: dict[str, RowSpan]) -> ModelRunnerOutput:
+    """The runner's output with emitted rows, as the scheduler reads them."""
+    if not spans:
+        return output
+    fields = {f.name: getattr(output, f.name) for f in dataclasses.fields(ModelRunnerOutput)}
+    return OmniModelRunnerOutput(**fields, omni_spans=spans)
