@@ -129,7 +129,7 @@ def _close_all(*descriptors: int) -> None:
 
 
 class ForkServer:
-    """The process that forks. Made from the main thread, before the server has connections."""
+    """The process that forks. Made before the server has connections."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,9 +138,7 @@ class ForkServer:
         sys.stderr.flush()
         with theirs, _one_thread():
             server = os.getpid()
-            self.pid = os.fork()
-            if self.pid == 0:
-                run_and_exit(lambda: _Forker(theirs, server).run())
+            self.pid = _fork_afresh(lambda: _Forker(theirs, server).run())
         self._control.settimeout(ANSWER_S)
 
     def fork(self, target: Target, *args: Any, environment: Mapping[str, str]) -> Child:
@@ -253,6 +251,27 @@ class _Forker:
         environment, target, args = ForkingPickler.loads(request)  # from our own server process
         _use_environment(environment)
         target(Lifeline(Connection(link), self._server), *args)
+
+
+def _fork_afresh(run: Callable[[], None]) -> int:
+    """Fork a child that runs and exits; gives its process id.
+
+    A thread that has used OpenMP (torch does) has a pool of threads which a fork does not inherit:
+    its child would wait for them for good as soon as it uses more than one. So the fork is that of
+    a new thread, which is the child's only one.
+    """
+    pid = 0
+
+    def fork() -> None:
+        nonlocal pid
+        pid = os.fork()
+        if pid == 0:
+            run_and_exit(run)
+
+    thread = threading.Thread(target=fork, name="fork")
+    thread.start()
+    thread.join()
+    return pid
 
 
 def run_and_exit(run: Callable[[], None]) -> NoReturn:

@@ -224,3 +224,24 @@ def test_a_frozen_fork_server_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         server.close()
     assert not psutil.pid_exists(server.pid)
+
+
+THREADED = textwrap.dedent(
+    """
+    import os, sys, torch
+    torch.set_num_threads(2)
+    torch.randn(2_000_000).exp().sum()
+    from vllm_omni.fork_server import fork_server
+    def compute(lifeline):
+        torch.set_num_threads(2)
+        torch.randn(2_000_000).exp().sum()
+    child = fork_server().fork(compute, environment=dict(os.environ))
+    sys.exit(not child.join(20) or child.exit_code)
+    """
+)
+
+
+def test_who_has_computed_with_torch_can_start_stages() -> None:
+    """A thread pool's threads are not inherited: a child that waited for them would never end."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, "-c", THREADED], env=environment, check=True, timeout=60)

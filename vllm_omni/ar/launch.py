@@ -96,10 +96,16 @@ def engine_config(
 
             # The class itself: the CPU platform turns the name "uni" back into "mp".
             args["distributed_executor_backend"] = UniProcExecutor
+    elif current_platform.is_cuda():
+        args["worker_cls"] = "vllm_omni.ar.cuda.worker.OmniGPUWorker"
+        planned_ahead = args.setdefault("async_scheduling", True)
+        name = "OmniAsyncScheduler" if planned_ahead else "OmniScheduler"
+        args["scheduler_cls"] = f"vllm_omni.ar.scheduler.{name}"
+        # What vLLM calls so is that the model may be fed vectors.
+        args["enable_prompt_embeds"] = stage.row_driven or args.get("enable_prompt_embeds", False)
     elif stage.emits or stage.row_driven:
         raise OmniConfigError(
-            f"stage {stage.stage!r}: stages that exchange rows run on CPU only so far: vLLM's "
-            "Model Runner V2, which it uses on this platform, is not wired up yet"
+            f"stage {stage.stage!r}: stages that exchange rows run on CPU and CUDA only so far"
         )
     return AsyncEngineArgs(**args).create_engine_config()
 

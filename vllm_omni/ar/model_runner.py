@@ -13,7 +13,7 @@ import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_omni.ar.row_state import Step
-from vllm_omni.ar.stage_rows import StageRows, with_spans
+from vllm_omni.ar.stage_rows import Emission, StageRows, with_spans
 from vllm_omni.handles import RowSpan
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class OmniCPUModelRunner(CPUModelRunner):
         self._sampling_hidden = step.sample_hidden_states
         output = super().sample_tokens(grammar_output)
         if self._sampled is not None:
-            spans = self._emit_codes(self._sampled)
+            spans = self._rows.hand_on(self._sampled.emissions, {"codes": self._sampled.codes})
             self._sampled = None
         return with_spans(output, spans)
 
@@ -131,50 +131,32 @@ class OmniCPUModelRunner(CPUModelRunner):
         frames = self._rows.inputs.sampled(step, hidden, tokens.to(torch.int64))
         if frames.tokens is not None:
             sampled[kept, 0] = frames.tokens.to(sampled.dtype)
-        self._sampled = Sampled(step, frames.codes.to("cpu", torch.int32))
-
-    def _emit_codes(self, sampled: "Sampled") -> dict[str, RowSpan]:
-        assert self._rows.inputs is not None
-        spans = {}
-        step = sampled.step
-        stops = (step.starts + step.counts).tolist()
-        for request_id, stop, frame in zip(step.request_ids, stops, sampled.codes, strict=True):
-            if self._rows.emits(request_id) and not self._rows.inputs.lost(request_id):
-                start = stop - self._rows.prompt_len(request_id)
-                spans[request_id] = self._rows.put(request_id, start, {"codes": frame[None]})
-        return spans
+        wanted, indices = self._rows.frames_wanted(step)
+        self._sampled = Sampled(wanted, frames.codes[indices].to("cpu", torch.int32))
 
     def _emit_hidden(
         self, hidden: torch.Tensor, aux: list[torch.Tensor] | None
     ) -> dict[str, RowSpan]:
-        spans, offset = {}, 0
-        step = self._step()
-        for request_id, start, count in zip(
-            step.request_ids, step.starts.tolist(), step.counts.tolist(), strict=True
-        ):
-            here = slice(offset, offset + count)
-            offset += count
-            if not self._rows.emits(request_id):
-                continue
-            rows: dict[str, torch.Tensor] = {}
-            for name in self._rows.stage.emits:
-                if name == "embeds":
-                    rows[name] = self.inputs_embeds.gpu[here]
-                elif name == "hidden":
-                    rows[name] = hidden[here]
-                elif name == "positions":
-                    if start < self._rows.prompt_len(request_id):
-                        rows[name] = self.mrope_positions.gpu[:, here].T.to(torch.int32)
-                else:
-                    assert aux is not None
-                    rows["hidden"] = aux[0][here]
-            spans[request_id] = self._rows.put(request_id, start, rows)
-        return spans
+        wanted, tokens = self._rows.hidden_wanted(self._step())
+        if not wanted:
+            return {}
+        rows: dict[str, torch.Tensor] = {}
+        for name in self._rows.stage.emits:
+            if name == "embeds":
+                rows[name] = self.inputs_embeds.gpu[tokens]
+            elif name == "hidden":
+                rows[name] = hidden[tokens]
+            elif name == "positions":
+                rows[name] = self.mrope_positions.gpu[:, tokens].T.to(torch.int32)
+            else:
+                assert aux is not None
+                rows["hidden"] = aux[0][tokens]
+        return self._rows.hand_on(wanted, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Frames of a step: of which requests, and int32 [b, groups]."""
+    """Frames of a step: whose they are, and int32 [b, groups]."""
 
-    step: Step
+    emissions: list[Emission]
     codes: torch.Tensor

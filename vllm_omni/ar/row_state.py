@@ -22,7 +22,7 @@ from vllm_omni.ar.row_pages import RowPages
 from vllm_omni.ar.row_reading import POSITIONS, RowReader, rebase_positions, selected
 from vllm_omni.ar.wire import StageRequest
 from vllm_omni.inputs import RowInput
-from vllm_omni.models.interfaces import Frames, FrameSampling, RowDriven
+from vllm_omni.models.interfaces import CompleteFrames, Frames, FrameSampling, RowDriven
 from vllm_omni.models.noise import Noise
 
 logger = init_logger(__name__)
@@ -113,6 +113,9 @@ class _Slots:
 class RowState:
     """Inputs of all live requests of a row-driven model.
 
+    Attributes:
+        complete: How frames are completed: `RowDriven.frames` of the model, or the same faster.
+
     Args:
         model: The model class's pure functions.
         reader: Of upstream rows.
@@ -137,6 +140,11 @@ class RowState:
         self._slots = _Slots(max_requests, memory, device)
         self._pages = RowPages(max_requests, self._pad)
         self._requests: dict[str, _Request] = {}
+        self.complete: CompleteFrames = model.frames
+
+    def knows(self, request_id: str) -> bool:
+        """Whether it is a live request."""
+        return request_id in self._requests
 
     def add(
         self,
@@ -203,7 +211,7 @@ class RowState:
         before = np.cumsum(step.counts) - step.counts
         positions = np.repeat(step.starts - before, step.counts) + np.arange(step.counts.sum())
         where = self._pages.index(np.repeat(slots, step.counts), positions)
-        chosen = self._on_device(torch.from_numpy(where))
+        chosen = self.on_device(torch.from_numpy(where))
         return self._model.combine(self._pages.row_part[chosen] + self._pages.frame_part[chosen])
 
     def sampled(self, step: Step, hidden: torch.Tensor, token_ids: torch.Tensor) -> Frames:
@@ -222,7 +230,7 @@ class RowState:
         self._pages.reserve(taken, positions + 1)
         # What the host knows of the step goes to the device in one piece.
         known = np.stack([taken, positions, self._pages.index(taken, positions)])
-        slot, position, where = self._on_device(torch.from_numpy(known))
+        slot, position, where = self.on_device(torch.from_numpy(known))
         sampling = FrameSampling(
             temperature=slots.temperature[slot],
             top_k=slots.top_k[slot],
@@ -231,7 +239,7 @@ class RowState:
             all_greedy=all(self._requests[each].greedy for each in step.request_ids),
             memory=slots.memory[slot],
         )
-        frames: Frames = self._model.frames(hidden, token_ids, sampling)
+        frames = self.complete(hidden, token_ids, sampling)
         self._pages.frame_part[where] = frames.inputs
         if frames.memory is not None:
             slots.memory[slot] = frames.memory
@@ -272,15 +280,15 @@ class RowState:
             token_ids = torch.tensor([id_ for each in group for id_ in each.token_ids])
             row_part = self._model.row_inputs(
                 {name: self._as_input(tensor) for name, tensor in rows.items()},
-                self._on_device(kinds),
-                self._on_device(token_ids),
+                self.on_device(kinds),
+                self.on_device(token_ids),
             )
             self._pages.reserve(
                 np.array([each.slot for each in group]),
                 np.array([each.start + len(each.token_ids) for each in group]),
             )
             where = np.concatenate([self._where(each) for each in group])
-            self._pages.row_part[self._on_device(torch.from_numpy(where))] = row_part
+            self._pages.row_part[self.on_device(torch.from_numpy(where))] = row_part
 
     def _where(self, arrival: _Arrival) -> np.ndarray:
         count = len(arrival.token_ids)
@@ -289,10 +297,10 @@ class RowState:
 
     def _as_input(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the model takes them: floats in its dtype, ids as they are."""
-        moved = self._on_device(rows)
+        moved = self.on_device(rows)
         return moved.to(self._pad.dtype) if rows.is_floating_point() else moved
 
-    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that the host does not wait for."""
         if self._device.type == "cpu":
             return tensor

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -83,8 +84,8 @@ class _Inflow:
         self.unsent.append(rows)
 
 
-class OmniScheduler(Scheduler):
-    """vLLM's scheduler with rows and the gate; see the module's docstring."""
+class _RowScheduling(Scheduler):
+    """What rows and the gate add to either of vLLM's schedulers; see the module's docstring."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -212,3 +213,11 @@ class OmniScheduler(Scheduler):
     def shutdown(self) -> None:
         super().shutdown()
         self._connector.close()
+
+
+class OmniScheduler(_RowScheduling):
+    """vLLM's scheduler with rows and the gate: a step begins when the one before it has ended."""
+
+
+class OmniAsyncScheduler(_RowScheduling, AsyncScheduler):
+    """The same of the scheduler that plans a step while the one before it runs (on CUDA)."""

@@ -4,8 +4,10 @@ stage, keeps the inputs of a row-driven model, and puts what is emitted into the
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig
@@ -13,8 +15,8 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_omni.ar.row_reading import RowReader
-from vllm_omni.ar.row_state import RowState
+from vllm_omni.ar.row_reading import POSITIONS, RowReader
+from vllm_omni.ar.row_state import RowState, Step
 from vllm_omni.ar.scheduler import OmniModelRunnerOutput, OmniSchedulerOutput
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import StageRequest, read_request
@@ -32,6 +34,25 @@ class _Request:
 
     stage: StageRequest
     prompt_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Rows that a step makes of a request.
+
+    Attributes:
+        request_id: vLLM's internal one.
+        stage: The stage's request.
+        start: Position of the first row (frames are counted from the end of the prompt).
+        count: Of rows.
+        in_prompt: They begin in the prompt.
+    """
+
+    request_id: str
+    stage: StageRequest
+    start: int
+    count: int
+    in_prompt: bool
 
 
 class StageRows:
@@ -80,30 +101,80 @@ class StageRows:
         if isinstance(scheduler_output, OmniSchedulerOutput) and self.inputs is not None:
             self.inputs.append(scheduler_output.omni_updates)
 
-    def emits(self, request_id: str) -> bool:
-        """Whether rows of a request are wanted downstream."""
-        request = self._requests.get(request_id)
-        return request is not None and request.stage.emit
+    def hidden_wanted(self, step: Step) -> tuple[list[Emission], np.ndarray]:
+        """Whose rows of a step are wanted downstream, and which of the step's tokens those are.
 
-    def prompt_len(self, request_id: str) -> int:
-        """Of a live request."""
-        return self._requests[request_id].prompt_len
+        Returns:
+            What is emitted, and int64 [sum of counts], indices of tokens in the step's order.
+        """
+        wanted: list[Emission] = []
+        tokens: list[np.ndarray] = []
+        ends = np.cumsum(step.counts).tolist()
+        pieces = zip(
+            step.request_ids, step.starts.tolist(), step.counts.tolist(), ends, strict=True
+        )
+        for request_id, start, count, end in pieces:
+            request = self._requests.get(request_id)
+            if request is not None and request.stage.emit:
+                in_prompt = start < request.prompt_len
+                wanted.append(Emission(request_id, request.stage, start, count, in_prompt))
+                tokens.append(np.arange(end - count, end))
+        return wanted, np.concatenate(tokens or [np.empty(0, dtype=np.int64)])
 
-    def put(self, request_id: str, start: int, rows: dict[str, torch.Tensor]) -> RowSpan:
-        """Hand rows [n, ...] of positions from `start` on to the next stage."""
-        request = self._requests[request_id].stage
-        count = next(iter(rows.values())).shape[0]
+    def frames_wanted(self, step: Step) -> tuple[list[Emission], list[int]]:
+        """Whose frames of a step are wanted downstream, and which of the step's those are.
+
+        Frames of requests whose inputs were gone mean nothing.
+        """
+        assert self.inputs is not None
+        wanted: list[Emission] = []
+        indices: list[int] = []
+        stops = (step.starts + step.counts).tolist()
+        for i, (request_id, stop) in enumerate(zip(step.request_ids, stops, strict=True)):
+            request = self._requests[request_id]
+            if request.stage.emit and not self.inputs.lost(request_id):
+                frame = stop - request.prompt_len
+                wanted.append(Emission(request_id, request.stage, frame, 1, False))
+                indices.append(i)
+        return wanted, indices
+
+    def hand_on(
+        self, emissions: Sequence[Emission], rows: Mapping[str, torch.Tensor]
+    ) -> dict[str, RowSpan]:
+        """Put rows of several requests into the connector.
+
+        Args:
+            emissions: Whose they are.
+            rows: By name, [sum of counts, ...], in the same order.
+
+        Returns:
+            Where they are, by internal request id.
+        """
+        spans, offset = {}, 0
+        for each in emissions:
+            here = slice(offset, offset + each.count)
+            offset += each.count
+            own = {
+                name: tensor[here]
+                for name, tensor in rows.items()
+                if name != POSITIONS or each.in_prompt
+            }
+            spans[each.request_id] = self._put(each, own)
+        return spans
+
+    def _put(self, emission: Emission, rows: dict[str, torch.Tensor]) -> RowSpan:
+        request_id = emission.stage.request_id
         self._puts += 1
-        key = make_key(request.request_id, f"{self.stage.stage}-{os.getpid()}-{self._puts}")
+        key = make_key(request_id, f"{self.stage.stage}-{os.getpid()}-{self._puts}")
         result = self._connector.put(self.stage.stage, self.stage.target, key, rows)
         if result.handle is None:
             # The step has other requests too; this one fails when the span arrives.
             logger.warning(
                 "Request %s: the connector has no room for %d bytes of rows",
-                request.request_id,
+                request_id,
                 result.size,
             )
-        return RowSpan(start, count, result.handle or LOST)
+        return RowSpan(emission.start, emission.count, result.handle or LOST)
 
     def close(self) -> None:
         """Let go of the connector."""

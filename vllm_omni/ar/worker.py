@@ -2,10 +2,6 @@
 """Workers of an AR stage: vLLM's own, with our model runner."""
 
 import os
-import select
-import signal
-import threading
-import time
 from typing import Any
 
 import torch
@@ -14,11 +10,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_omni.ar.host import FOLDER, HOST_PID
 from vllm_omni.ar.model_runner import OmniCPUModelRunner
+from vllm_omni.ar.orphans import end_with
 from vllm_omni.ar.stage_config import ArStageConfig
-from vllm_omni.connectors.segments import raze
-
-ORPHAN_STOP_S = 3.0
-"""What an orphan gets to leave nothing behind before it is killed."""
 
 
 class OmniCPUWorker(CPUWorker):
@@ -26,7 +19,7 @@ class OmniCPUWorker(CPUWorker):
 
     def init_device(self) -> None:
         if HOST_PID in os.environ:
-            _end_with_host(ArStageConfig.of(self.vllm_config).deployment_id)
+            end_with(int(os.environ[HOST_PID]), ArStageConfig.of(self.vllm_config).deployment_id)
             self.distributed_init_method = _in_folder(self.distributed_init_method)
         # The engine core was forked from a process that keeps torch to one thread.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -49,27 +42,6 @@ def _in_folder(init_method: str) -> str:
     if scheme != "file":
         return init_method
     return f"file://{os.path.join(os.environ[FOLDER], os.path.basename(path))}"
-
-
-def _end_with_host(deployment_id: str) -> None:
-    """End this process when its host is gone, SIGKILL included.
-
-    vLLM does no such thing, and an orphaned engine core keeps its memory for good.
-    """
-    try:
-        parent = os.pidfd_open(int(os.environ[HOST_PID]))
-    except ProcessLookupError:
-        raise SystemExit("the process that this one belongs to has ended") from None
-
-    def wait() -> None:
-        select.select([parent], [], [])
-        raze(deployment_id)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(ORPHAN_STOP_S)
-        raze(deployment_id)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="end-with-host", daemon=True).start()
 
 
 def _close_lone_groups() -> None:

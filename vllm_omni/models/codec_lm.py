@@ -20,9 +20,10 @@ from vllm_omni.models.delay import DelayPattern
 from vllm_omni.models.groups import draw_groups
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
 from vllm_omni.models.repetition import Repetition
+from vllm_omni.models.row_fed import RowFed
 
 
-class PromptFed(nn.Module, ABC):
+class PromptFed(nn.Module, RowFed, ABC):
     """The input half of `RowDriven`: rows of a `SpeechPrompt`, `text`, `codes` and, of some,
     `vector`. The backbone is a Llama or what is built like one.
 

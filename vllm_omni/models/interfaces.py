@@ -72,6 +72,15 @@ class Frames(NamedTuple):
     memory: torch.Tensor | None = None
 
 
+class CompleteFrames(Protocol):
+    """`RowDriven.frames`, or what does the same."""
+
+    def __call__(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
+    ) -> Frames:
+        """See `RowDriven.frames`."""
+
+
 @runtime_checkable
 class RowDriven(Protocol):
     """A vLLM model class whose inputs are rows of an upstream stage plus its own frames."""

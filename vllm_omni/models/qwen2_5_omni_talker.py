@@ -29,6 +29,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+from vllm_omni.models.row_fed import RowFed
 from vllm_omni.models.weights import THINKER_EMBEDDING, copy_rows
 from vllm_omni.pipelines.qwen2_5_omni import CODEC_FLAG, RowKind
 from vllm_omni.pipelines.speakers import speakers
@@ -93,7 +94,7 @@ class Qwen2_5OmniTalkerModel(Qwen2Model):
         )
 
 
-class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE, SupportsQuant):
+class Qwen2_5OmniTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
     """The talker: `RowDriven`, with frames of one code.
 
     Its vLLM config is the checkpoint's talker config (`vllm_omni.models.hf_overrides`).

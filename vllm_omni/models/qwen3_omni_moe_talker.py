@@ -21,6 +21,7 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.code_predictor import CodePredictor
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+from vllm_omni.models.row_fed import RowFed
 from vllm_omni.models.talker_parts import ResizeMLP, forbid_specials
 from vllm_omni.models.weights import THINKER_EMBEDDING, copy_rows
 from vllm_omni.pipelines.qwen3_omni_moe import CODEC_FLAG, RowKind
@@ -38,7 +39,7 @@ class Qwen3OmniMoeTalkerModel(Qwen3MoeModel):
     """vLLM's backbone; only its compilation differs: positions are int64 [3, n] (M-RoPE)."""
 
 
-class Qwen3OmniMoeTalker(nn.Module, SupportsMRoPE, SupportsQuant):
+class Qwen3OmniMoeTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
     """The talker: `RowDriven`, with frames of `num_code_groups` codes.
 
     Its vLLM config is the checkpoint's talker config (`vllm_omni.models.hf_overrides`).
