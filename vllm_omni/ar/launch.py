@@ -35,6 +35,10 @@ def prepare_platform() -> None:
     if current_platform.is_cpu():
         # Stages share the cores; without this each would pin its threads to the same ones.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    else:
+        # A fork inherits an accelerator that is of no use to it from whoever has looked for one,
+        # which is more than vLLM can tell; `vllm serve` does the same.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def preload(architectures: list[str]) -> None:

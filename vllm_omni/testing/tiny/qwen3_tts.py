@@ -240,7 +240,7 @@ def write_of_sizes(
     seed: int,
     config_of: Callable[[dict[str, int]], dict[str, Any]],
     codec_sizes: dict[str, Any],
-    stop: float,
+    stop: float | None,
 ) -> None:
     """Write a checkpoint of other sizes.
 
@@ -249,7 +249,8 @@ def write_of_sizes(
         seed: Of the weights.
         config_of: Makes `config.json` out of the tokenizer's vocabulary.
         codec_sizes: `speech_tokenizer/config.json`.
-        stop: Factor on the logit of the end of speech; 0 for speech that never ends greedily.
+        stop: Factor on the logit of the end of speech; 0 for speech that never ends greedily. None
+            for no weights but the codec's (`load_format: dummy` makes the others).
     """
     tokenizer = make_tokenizer(SPECIAL_TOKENS, NAMED_TOKENS, CHAT_TEMPLATE)
     whole = config_of(tokenizer.get_vocab())
@@ -263,7 +264,8 @@ def write_of_sizes(
     _write_json(codec / "preprocessor_config.json", CODEC_PREPROCESSOR)
     sizes = Qwen3TTSCodecConfig(**codec_sizes)
     _save(make_codec(sizes, generator), codec / "model.safetensors")
-    _save(make_model(Qwen3TTSConfig(**whole), generator, stop), out / "model.safetensors")
+    if stop is not None:
+        _save(make_model(Qwen3TTSConfig(**whole), generator, stop), out / "model.safetensors")
 
 
 def make_model(config: Qwen3TTSConfig, generator: torch.Generator, stop: float) -> nn.Module:
