@@ -78,6 +78,32 @@ def test_packaged_files_fit_their_pipelines(tiny: Path, host: Host) -> None:
         assert plan.stages[0].engine_args["dtype"] == "float32"
 
 
+def test_profiles_differ_from_the_default_only_in_what_they_say(tiny: Path) -> None:
+    """A-63: they are chosen by name, and what a small batch is good for is not in both."""
+    profiles = [f"{tiny.name}_{profile}" for profile in ("low_latency", "high_throughput")]
+    if profiles[0] not in packaged_deploys():
+        pytest.skip("it has none")
+    default, quick, large = (
+        build_plan(str(tiny), deploy_config=name, host=Host("cuda", 1))
+        for name in (tiny.name, *profiles)
+    )
+    sizes = [plan.stages[0].engine_args["max_num_seqs"] for plan in (quick, default, large)]
+    assert sizes == sorted(set(sizes))
+    first, second, third = (
+        next(iter(plan.stages[1].input_connectors.values())).extra
+        for plan in (quick, default, large)
+    )
+    name = "initial_codec_chunk_frames"
+    assert first[name] == 1 <= second[name] < third[name]
+    assert {**first, name: 0} == {**second, name: 0}
+    for plan in (quick, large):
+        assert plan.stages[0].engine_args["gpu_memory_utilization"] > 0.5, "the default's"
+    for name in profiles:
+        on_cpu = build_plan(str(tiny), deploy_config=name, host=CPU)
+        assert on_cpu.stages[0].engine_args["enforce_eager"]
+        assert "compilation_config" not in on_cpu.stages[0].engine_args
+
+
 def test_a_checkpoint_without_sound(tiny: Path, tmp_path: Path) -> None:
     if tiny.name + THINKER_ONLY_SUFFIX not in PIPELINES:
         pytest.skip("it makes nothing but sound")
