@@ -58,12 +58,18 @@ class RowPrompt(msgspec.Struct, frozen=True, kw_only=True):
             decode positions.
         beside: Tensors for the stage after, which the edge passes on with its first message.
         initial_frames: Codec frames of the first window of sound, in place of the deployment's.
+        contents: What the prompt's positions are recognized by (`ar.prefix.contents_of`): two
+            prompts may share what was computed of a beginning in which these are equal. Empty where
+            they say nothing, as where rows are another model's: nothing is shared.
+        cache_salt: Only requests of the same salt share anything; of prompts with contents.
     """
 
     token_ids: list[int]
     rows: RowInput
     beside: list[RowSpan] = []
     initial_frames: int | None = None
+    contents: bytes = b""
+    cache_salt: str | None = None
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):

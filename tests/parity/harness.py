@@ -11,12 +11,17 @@ from typing import Any, TypeVar
 import numpy as np
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from tests.parity.cases import Case
 from vllm_omni import AsyncOmni
 from vllm_omni.config.build import build_plan
 
 T = TypeVar("T")
+
+
+BLOCK = 32
+"""Tokens in a block of a KV cache: few, so that beginnings of short prompts are shared."""
 
 
 def speech_config(base: str) -> dict[str, Any]:
@@ -30,9 +35,17 @@ def speech_config(base: str) -> dict[str, Any]:
         "max_model_len": 2048,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 64,
+        "block_size": BLOCK,
     }
     codec = {"stage_id": 1, "devices": "cpu", "max_num_seqs": 16}
     return {"base_config": base, "platforms": {}, "stages": [talker, codec]}
+
+
+def counted(name: str) -> float:
+    """One of vLLM's counters, of all stages that this process has had."""
+    found = [each for each in get_metrics_snapshot() if each.name == f"vllm:{name}"]
+    assert found, "the engines keep no statistics"
+    return sum(each.value for each in found if isinstance(each, Counter))
 
 
 @dataclass

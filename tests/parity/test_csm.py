@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity.harness import Deployment, deployment, speech_config
+from tests.parity.harness import BLOCK, Deployment, counted, deployment, speech_config
 from tests.reference.csm import RATE, Answer, HFCsm, Turn
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.request import Reference, SpeechRequest
@@ -24,6 +24,13 @@ TOLERANCE = 1e-4
 MARGIN = 1e-3
 MAX_FRAMES = 14
 CONFIG = speech_config("csm.yaml")
+BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4
+"""Layers, keys and values, heads, head size, float32: of the tiny checkpoint."""
+# So small that requests preempt each other.
+CONFIG["stages"][0] |= {
+    "max_model_len": 5 * BLOCK,
+    "kv_cache_memory_bytes": 7 * BLOCK * BYTES_PER_TOKEN,
+}
 GREEDY = {"temperature": 0, "max_tokens": MAX_FRAMES}
 
 
@@ -112,6 +119,36 @@ def test_alone_and_together(speaker: Speaker) -> None:
     order = [i % len(CASES) for i in range(16)]
     for i, made in zip(order, speaker.say(*(CASES[i].request for i in order)), strict=True):
         assert_same(made, speaker.answers[i].sound)
+
+
+PREEMPTION_ATTEMPTS = 4
+
+
+def test_what_is_shared_changes_nothing(speaker: Speaker) -> None:
+    """Requests that begin alike share what was computed, whatever they say then, and take turns
+    with the little memory that there is."""
+    asked = [CASES[i].request for i in (0, 2)]
+    endless = {"max_tokens": 30, "logit_bias": {0: -100.0}}
+    hits, preemptions = counted("prefix_cache_hits"), counted("num_preemptions")
+    alone = [speaker.say(each, **endless)[0] for each in asked]
+    for _ in range(PREEMPTION_ATTEMPTS):  # whether the memory runs out is a matter of timing
+        for i, made in enumerate(speaker.say(*asked * 5, **endless)):
+            assert_same(made, alone[i % 2])
+        if counted("num_preemptions") > preemptions:
+            break
+    else:
+        pytest.fail("there was memory for all")
+    assert counted("prefix_cache_hits") > hits
+
+
+def test_salts_keep_requests_apart(speaker: Speaker) -> None:
+    salted = [replace(CASES[0].request, cache_salt=salt) for salt in ("one", "one", "two")]
+    found, hits = [], counted("prefix_cache_hits")
+    for request in salted:
+        (made,) = speaker.say(request)
+        assert_same(made, speaker.answers[0].sound)
+        found.append(counted("prefix_cache_hits") - hits)
+    assert found == [0, BLOCK, BLOCK]
 
 
 def test_what_was_said_before_matters(speaker: Speaker) -> None:

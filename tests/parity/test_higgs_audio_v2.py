@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Processor
 
-from tests.parity.harness import Deployment, deployment, speech_config
+from tests.parity.harness import Deployment, counted, deployment, speech_config
 from vllm_omni.diffusion.programs import higgs_audio_v2
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniClientError
@@ -141,7 +141,9 @@ def test_recordings_and_scenes(running: Deployment, expected: Expected) -> None:
         )
         for name, about in RECORDED["prompts"].items()
     }
-    made = say(running, *requests.values(), requests["cloned"])
+    hits = counted("prefix_cache_hits")
+    made = [*say(running, *requests.values()), *say(running, requests["cloned"])]
+    assert counted("prefix_cache_hits") > hits, "what was computed of the recording serves again"
     for name, samples in zip([*requests, "cloned"], made, strict=True):
         assert_same(samples, expected(RECORDED["prompts"][name]))
     other = SpeechRequest(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parity.harness import Deployment, deployment, speech_config
+from tests.parity.harness import Deployment, counted, deployment, speech_config
 from vllm_omni.diffusion.programs import qwen3_tts
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniClientError
@@ -135,10 +135,12 @@ def test_the_voice_is_that_of_the_recording(speaker: Speaker) -> None:
             speaker.say(SpeechRequest(text="Hi", references=(Reference(sound(2.0), RATE, "a"),)))
         assert refused.value.param == "references"
         return
-    first, other = (Reference(sound(1.2, RATE, seed), RATE, "Hello.") for seed in (7, 8))
+    first, other = (Reference(sound(3.0, RATE, seed), RATE, "Hello.") for seed in (7, 8))
     asked = [SpeechRequest(text="One, two.", references=(each,)) for each in (first, other, first)]
     one, two, again = speaker.say(*asked)
+    hits = counted("prefix_cache_hits")
     (later,) = speaker.say(asked[0])
+    assert counted("prefix_cache_hits") > hits, "what was computed of the recording serves again"
     assert one.shape != two.shape or not np.allclose(one, two, atol=0.01)
     np.testing.assert_allclose(one, again, rtol=0, atol=TOLERANCE)
     np.testing.assert_array_equal(one.shape, later.shape)

@@ -62,9 +62,12 @@ class ArReplica(StageReplica):
         await self.check_health()
         if isinstance(prompt, RowPrompt):
             params = self._row_params(request_id, prompt, params, emit)
-            # Two requests may share a prompt and yet have different rows later on, so the
+            # Without contents, two requests may share a prompt and yet have different rows, so the
             # prefix cache must never take one's blocks for the other's.
-            prompt = {"prompt_token_ids": list(prompt.token_ids), "cache_salt": request_id}
+            salt = prompt.cache_salt if prompt.contents else request_id
+            prompt = {"prompt_token_ids": list(prompt.token_ids)}
+            if salt is not None:
+                prompt["cache_salt"] = salt
         elif emit:
             params = params.clone()
             # Cached tokens are not computed, so they would have no rows.
@@ -90,7 +93,7 @@ class ArReplica(StageReplica):
         params.output_kind = RequestOutputKind.DELTA
         params.detokenize = False
         frames = frame_sampling(params)
-        attach_request(params, StageRequest(request_id, emit, prompt.rows, frames))
+        attach_request(params, StageRequest(request_id, emit, prompt.rows, frames, prompt.contents))
         return params
 
     async def update(self, updates: Sequence[tuple[str, StageInput]]) -> None:

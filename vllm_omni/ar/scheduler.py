@@ -8,6 +8,7 @@
   next step.
 * Gate: a running request whose next position has no row yet is left out of the step. It keeps its
   KV cache, and an engine with nothing but such requests sleeps instead of spinning.
+* Prefix hits of prompts that are rows: see `prefix.py`.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from vllm_omni.ar.prefix import ContentHashing
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import CONTROL_REQUEST_ID, attach_spans, read_request, read_updates
 from vllm_omni.connectors.factory import create_connector
@@ -93,6 +95,9 @@ class _RowScheduling(Scheduler):
         self._connector = create_connector(
             self._stage.connector, self._stage.connector_extra, self._stage.deployment_id
         )
+        self._hashing = ContentHashing(
+            self.cache_config.prefix_caching_hash_algo, self.hash_block_size
+        )
         self._rows_out = _RowsOut()
         self._inflows: dict[str, _Inflow] = {}
         self._pipeline_ids: dict[str, str] = {}
@@ -110,6 +115,8 @@ class _RowScheduling(Scheduler):
                 self._inflows[request.request_id] = _Inflow(
                     len(stage_request.rows.index), stage_request.rows.final
                 )
+            if stage_request.contents and self.cache_config.enable_prefix_caching:
+                request = self._hashing.hashed(request, stage_request.contents)
         self._log("Request %s enters the engine of stage %s", request)
         super().add_request(request)
 

@@ -39,12 +39,14 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
         emit: Rows are wanted downstream.
         rows: The prompt's rows, for a row-driven stage.
         frames: Sampling inside of a frame, for a row-driven stage.
+        contents: See `RowPrompt`.
     """
 
     request_id: str
     emit: bool = False
     rows: RowInput | None = None
     frames: FrameSampling = FrameSampling()
+    contents: bytes = b""
 
 
 class RowUpdate(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 """From a text to speak to the input of a codec language model."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from vllm.tokenizers import cached_get_tokenizer
 
+from vllm_omni.ar.prefix import contents_of
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.connectors import serialization
 from vllm_omni.engine.launcher import LaunchedPipeline
@@ -30,7 +31,7 @@ from vllm_omni.speech.family import (
 )
 from vllm_omni.speech.request import Reference, SpeechRequest
 
-PROMPT_KEYS = ("prompt", "additional_information")
+PROMPT_KEYS = ("prompt", "additional_information", "cache_salt")
 """Of a prompt that is a mapping."""
 INFORMATION = ("voice", "initial_frames", "task", "language", "instructions", "non_streaming")
 
@@ -131,7 +132,7 @@ class Speech:
             f"it takes {length} positions, of {self._max_length} that there are for it and its "
             "speech; say it in parts",
         )
-        return row_prompt(prompt, request.initial_frames)
+        return row_prompt(prompt, request.initial_frames, request.cache_salt)
 
 
 def speech_of(launched: LaunchedPipeline) -> Speech | None:
@@ -151,7 +152,9 @@ def encoded_reference(outputs: Sequence[OmniRequestOutput]) -> EncodedReference:
     }
 
 
-def row_prompt(prompt: SpeechPrompt, initial_frames: int | None = None) -> RowPrompt:
+def row_prompt(
+    prompt: SpeechPrompt, initial_frames: int | None = None, cache_salt: str | None = None
+) -> RowPrompt:
     """A family's prompt as the AR engine takes it: one row per position, those with a vector first,
     because a tensor of rows that only some positions have comes first."""
     count = len(prompt.text)
@@ -171,7 +174,17 @@ def row_prompt(prompt: SpeechPrompt, initial_frames: int | None = None) -> RowPr
         rows=rows,
         beside=beside,
         initial_frames=initial_frames,
+        contents=contents_of(_positions(prompt)),
+        cache_salt=cache_salt,
     )
+
+
+def _positions(prompt: SpeechPrompt) -> Iterator[bytes]:
+    """All that stands at each position of the prompt."""
+    ids = torch.cat([prompt.text[:, None].int(), prompt.codes.int()], dim=1).numpy()
+    for position in range(prompt.length):
+        vector = prompt.vectors.get(position)
+        yield ids[position].tobytes() + (b"" if vector is None else vector.numpy().tobytes())
 
 
 def _inline(tensors: dict[str, torch.Tensor]) -> RowSpan:
@@ -215,4 +228,5 @@ def _from_mapping(prompt: Mapping[str, Any]) -> SpeechRequest:
                 f"{', '.join(INFORMATION)}",
                 param=f"additional_information.{key}",
             )
-    return SpeechRequest(**{"text": prompt.get("prompt"), **information})
+    given = {"text": prompt.get("prompt"), "cache_salt": prompt.get("cache_salt")}
+    return SpeechRequest(**{**given, **information})

@@ -45,6 +45,7 @@ def checked(request: SpeechRequest, offer: SpeechOffer) -> SpeechRequest:
         "non_streaming",
         "the whole text stands in this model's prompt",
     )
+    refuse(request.cache_salt == "", "cache_salt", "should not be empty")
     _check_extra(request, offer)
     _check_references(request, offer)
     return replace(
@@ -66,7 +67,7 @@ def _typed(request: SpeechRequest) -> SpeechRequest:
     for name in _FLAGS:
         value = getattr(request, name)
         refuse(not isinstance(value, bool | None), name, f"should be a bool, not {_kind(value)}")
-    for name in (*_OWN_NAMES, "instructions"):
+    for name in (*_OWN_NAMES, "instructions", "cache_salt"):
         value = getattr(request, name)
         refuse(not isinstance(value, str | None), name, f"should be text, not {_kind(value)}")
     extra = request.extra

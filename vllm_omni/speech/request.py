@@ -51,6 +51,8 @@ class SpeechRequest:
         initial_frames: Codec frames of the first piece of sound (row I-17); the deployment's number
             if None. At most the number that later pieces have.
         extra: Further options, by the family's own names.
+        cache_salt: What was computed of the beginning of a prompt (a voice, a recording, ...)
+            serves others that begin so; only those with the same salt, if there is one.
     """
 
     text: str
@@ -64,3 +66,4 @@ class SpeechRequest:
     non_streaming: bool | None = None
     initial_frames: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None

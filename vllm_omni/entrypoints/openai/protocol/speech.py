@@ -39,6 +39,8 @@ MIN_RATE, MAX_RATE = 8000, 96_000
 """Sample rates that can be asked for, Hz."""
 MAX_REFERENCE_TEXT = 4096
 """Characters of `ref_text`."""
+MAX_SALT = 1024
+"""Characters of `cache_salt`."""
 MAX_ANY_TEXT = 1 << 20
 """Characters of a text before it is looked at; what the server takes is less."""
 
@@ -177,6 +179,10 @@ class SpeechOptions(KnownFields):
         default=None,
         max_length=MAX_EXTRA_PARAMS,
         description="Further options, by the family's own names.",
+    )
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SALT)] | None = Field(
+        default=None,
+        description="Computed beginnings of prompts are shared with requests of this salt alone.",
     )
     user: Name | None = None
 

@@ -147,6 +147,7 @@ class Asking:
             non_streaming=body.non_streaming_mode,
             initial_frames=body.initial_codec_chunk_frames,
             extra=self._extra(body),
+            cache_salt=body.cache_salt,
         )
 
     def _check_offered(self, body: SpeechOptions) -> None:
