@@ -109,6 +109,8 @@ def test_an_embedding_in_place_of_a_recording(server: SpeechServer) -> None:
     [
         *("", " a", "../a", "a/b", "..", ".hidden", "a\x00", "<script>", "a\u202eb", "x" * 65),
         *("vivian", "RYAN", "default", "a\\b", "a ", "a\n", "%2e%2e"),
+        # What looks like another name: full width, an unseen mark or letter, another alphabet.
+        *("ｖｉｖｉａｎ", "ｄｅｆａｕｌｔ", "ann\ufe0f", "ann\u3164", "vivi\u0430n", "ΑNN"),
     ],
 )
 def test_names_that_are_none(server: SpeechServer, folder: Path, name: str) -> None:
@@ -195,6 +197,31 @@ def test_voices_outlive_their_server_and_broken_files_do_not_matter(tmp_path: Pa
     store = VoiceStore(tmp_path)
     assert [record.name for record in store.records()] == ["Ann"]
     assert len(store.get("ANN").samples) == RATE
+
+
+def test_a_name_has_one_form(tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path)
+    store.add(voice("Prof. ﬁsh 2"))
+    for name in ("prof. fish ２", "PROF. FISH 2"):
+        assert store.get(name).record.name == "Prof. ﬁsh 2"
+        with pytest.raises(OmniClientError) as caught:
+            store.add(voice(name))
+        assert caught.value.code == "voice_exists"
+    store.add(voice("Анна"))  # an alphabet by itself
+    assert len(store.records()) == 2
+
+
+def test_the_list_is_read_again_where_it_changed(tmp_path: Path) -> None:
+    store, other = VoiceStore(tmp_path), VoiceStore(tmp_path)
+    for name in ("a", "b", "c"):
+        other.add(voice(name, 0.01))
+    assert [record.name for record in store.records()] == ["a", "b", "c"]
+    other.delete("b")
+    other.delete("c")
+    other.add(replace(voice("c"), record=VoiceRecord(name="C", consent="d", created_at=2)))
+    assert [(record.name, record.consent) for record in store.records()] == [("a", "c"), ("C", "d")]
+    kept, again = store.records(), store.records()
+    assert kept == again and all(x is y for x, y in zip(kept, again, strict=True)), "read once"
 
 
 def test_many_writers_and_a_bound(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uploaded voices: one safetensors file each, whose header holds what is said about the voice.
 
-Nothing is kept in memory, so servers may share a folder. A file's name is a digest of the voice's,
-so no name leads out of the folder. Files come and go whole; who writes holds the folder's lock.
+Servers may share a folder: of the files, only what is said about the voices is kept in memory, for
+as long as the files are the same. A file's name is a digest of the voice's, so no name leads out of
+the folder. Files come and go whole; who writes holds the folder's lock.
 """
 
 import fcntl
@@ -10,6 +11,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +32,10 @@ logger = init_logger(__name__)
 
 MAX_VOICES = 1000
 MAX_NAME = 64
-_NAME = re.compile(r"[\p{L}\p{N}][\p{L}\p{M}\p{N}_. -]{0,63}")
+_NAME = re.compile(r"(?!.*\p{Default_Ignorable_Code_Point})[\p{L}\p{N}][\p{L}\p{M}\p{N}_. -]{0,63}")
+_ALPHABETS = (re.compile(r"\p{Latin}"), re.compile(r"\p{Cyrillic}"), re.compile(r"\p{Greek}"))
+"""Have letters that look alike."""
+_Stamp = tuple[int, int, int, int]
 _SUFFIX, _LOCK, _RECORD = ".safetensors", ".lock", "voice"
 _SAMPLES, _EMBEDDING = "samples", "speaker_embedding"
 
@@ -85,9 +90,17 @@ class VoiceNotFoundError(OmniClientError):
         )
 
 
+def folded(name: str) -> str:
+    """What names are told apart by: without case, and without the forms that a character may have
+    (full width, ligatures, ...)."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
 def is_name(text: str) -> bool:
     """Whether a voice could be called that."""
     name = unicodedata.normalize("NFC", text)
+    if sum(alphabet.search(name) is not None for alphabet in _ALPHABETS) > 1:
+        return False
     return _NAME.fullmatch(name) is not None and not name.endswith((" ", "."))
 
 
@@ -101,7 +114,8 @@ def checked_name(name: str) -> str:
     if not is_name(name):
         raise OmniClientError(
             f"name: should be 1 to {MAX_NAME} letters, digits, spaces, or any of _ . - and begin "
-            "with a letter or a digit",
+            "with a letter or a digit; nothing unseen, and of the Latin, Greek and Cyrillic "
+            "alphabets only one",
             param="name",
         )
     return name
@@ -118,20 +132,34 @@ class VoiceStore:
     def __init__(self, folder: Path, most: int = MAX_VOICES) -> None:
         self._folder = folder
         self._most = most
+        self._known: dict[Path, tuple[_Stamp, VoiceRecord | None]] = {}
+        self._listing = threading.Lock()
         if folder.exists() and not folder.is_dir():
             raise OmniConfigError(f"--custom-voice-dir {folder}: is no folder")
 
     def records(self) -> list[VoiceRecord]:
-        """All voices, by name."""
-        found = []
+        """All voices, by name. Files that have not changed since the last time are not read."""
+        with self._listing:  # who comes while another reads them all has little to read
+            stamps = self._stamps()
+            before, self._known = self._known, {}
+            for path, stamp in stamps.items():
+                known = before.get(path)
+                if known is None or known[0] != stamp:
+                    known = stamp, _read_record(path)
+                self._known[path] = known
+            found = [record for _, record in self._known.values() if record is not None]
+        return sorted(found, key=lambda record: record.name.casefold())
+
+    def _stamps(self) -> dict[Path, _Stamp]:
+        """What tells whether a file is still the same, of each that there is."""
+        stamps = {}
         for path in self._paths():
             try:
-                found.append(_record(path))
+                about = path.stat()
             except FileNotFoundError:
                 continue  # removed just now
-            except (SafetensorError, OSError, msgspec.DecodeError, KeyError) as error:
-                logger.warning("%s is no voice: %s", path, error)
-        return sorted(found, key=lambda record: record.name.casefold())
+            stamps[path] = (about.st_ino, about.st_ctime_ns, about.st_mtime_ns, about.st_size)
+        return stamps
 
     def get(self, name: str) -> Voice:
         """A voice, its name compared without case.
@@ -202,7 +230,7 @@ class VoiceStore:
                 raise VoiceNotFoundError(name) from None
 
     def _path(self, name: str) -> Path:
-        key = unicodedata.normalize("NFC", name).casefold().encode("utf-8", "surrogatepass")
+        key = folded(name).encode("utf-8", "surrogatepass")
         return self._folder / (hashlib.sha256(key).hexdigest()[:40] + _SUFFIX)
 
     def _paths(self) -> Iterator[Path]:
@@ -224,6 +252,17 @@ class VoiceStore:
                 os.close(lock)
         except OSError as error:
             raise OmniGenerateError(f"voices cannot be kept: {error.strerror}") from error
+
+
+def _read_record(path: Path) -> VoiceRecord | None:
+    """What is said about a voice; None, and a warning, where a file is none."""
+    try:
+        return _record(path)
+    except FileNotFoundError:
+        return None  # removed just now
+    except (SafetensorError, OSError, msgspec.DecodeError, KeyError) as error:
+        logger.warning("%s is no voice: %s", path, error)
+        return None
 
 
 def _record(path: Path) -> VoiceRecord:
