@@ -27,6 +27,7 @@ from vllm_omni.entrypoints.admission import Admission
 from vllm_omni.entrypoints.cli.parser import OmniArgumentParser
 from vllm_omni.entrypoints.cli.serve import OmniServeSubcommand
 from vllm_omni.entrypoints.openai.app import build_speech_app
+from vllm_omni.entrypoints.speech_checks import checked
 from vllm_omni.errors import OmniClientError, OmniGenerateError
 from vllm_omni.outputs import AudioOutput, OmniRequestOutput, StageMetrics
 from vllm_omni.speech.family import SpeechOffer
@@ -35,6 +36,14 @@ from vllm_omni.speech.request import SpeechRequest
 MODEL = "tones"
 RATE = 24_000
 CHARACTER_S = 0.02
+
+
+def no_rage(request: SpeechRequest) -> None:
+    """What this family knows of its own option."""
+    if request.extra.get("emotion") == "rage":
+        raise OmniClientError("extra.emotion: is not for this voice", param="extra.emotion")
+
+
 OFFER = SpeechOffer(
     sample_rate=RATE,
     voices=("Vivian", "Ryan"),
@@ -44,6 +53,7 @@ OFFER = SpeechOffer(
     max_references=2,
     needs_transcript=True,
     extra=frozenset({"emotion"}),
+    check=no_rage,
 )
 FAILS_EARLY, FAILS_LATE, IS_REFUSED, NEVER_ENDS = "EARLY", "LATE", "REFUSED", "NEVER"
 """Words in a text, and what happens when it is spoken."""
@@ -78,6 +88,7 @@ class ToneEngine:
     ) -> AsyncGenerator[OmniRequestOutput, None]:
         """As `AsyncOmni.generate`."""
         assert output_modalities == ["audio"]
+        prompt = checked(prompt, self.speech)
         self.asked.append((prompt, sampling_params_list, request_id))
         self.open.add(request_id)
         try:

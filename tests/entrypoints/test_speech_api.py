@@ -224,11 +224,13 @@ def test_half_a_character_is_refused(server: SpeechServer) -> None:
         ("instructions", "x" * 501),
         ("instructions", "a\x00"),
         ("word_timestamps", True),
+        ("timestamp_granularities", ["word"]),
         ("non_streaming_mode", "maybe"),
         ("ambient_sound", "rain"),
         ("duration_seconds", 5),
         ("ref_audio_codes", [[1, 2]]),
         ("extra_params.sadness", {"sadness": 1}),
+        ("extra_params.emotion", {"emotion": "rage"}),
         ("ref_text", "nobody said this"),
         ("speaker_embedding", []),
         ("speaker_embedding", [1.0] * 9000),
@@ -311,7 +313,8 @@ def test_what_leaves_the_choice_to_the_checkpoint(server: SpeechServer) -> None:
     for fields in ({"voice": "default", "language": "Auto"}, {"voice": "", "task_type": ""}):
         assert server.speak(TEXT, **fields).status_code == 200
         asked = last_asked(server)
-        assert asked.voice is asked.language is asked.task is None
+        assert asked.language is asked.task is None
+        assert asked.voice == "Vivian"
 
 
 # Recordings.
@@ -334,9 +337,12 @@ def test_recordings_of_voices(server: SpeechServer) -> None:
     assert reference.samples.ndim == 1 and reference.sample_rate == 192_000
 
 
-def nan_file() -> bytes:
+def file_with(*samples: float) -> bytes:
+    """A recording some of whose samples are these."""
+    wave = np.full(2 * RATE, 0.5, np.float32)
+    wave[RATE : RATE + len(samples)] = samples
     file = io.BytesIO()
-    soundfile.write(file, np.full(2 * RATE, np.nan, np.float32), RATE, "FLOAT", format="WAV")
+    soundfile.write(file, wave, RATE, "FLOAT", format="WAV")
     return file.getvalue()
 
 
@@ -345,7 +351,9 @@ BAD_RECORDINGS: dict[str, Any] = {
     "too short": data_url(recording(0.5)),
     "too long": data_url(recording(31, 8000)),
     "an hour": data_url(recording(3600, 400)),
-    "of NaN": data_url(nan_file()),
+    "of NaN": data_url(file_with(*[np.nan] * RATE)),
+    "with one NaN": data_url(file_with(np.nan)),
+    "with an infinity": data_url(file_with(-np.inf)),
     "corrupt": data_url(b"RIFF" + bytes(range(256)) * 8),
     "cut": data_url(recording(2.0)[:30]),
     "no audio type": data_url(recording(2.0), "text/html"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a checkpoint can do what a `SpeechRequest` asks for; errors name its attributes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,10 @@ MAX_TEXT = 100_000
 """Characters; what the checkpoint's length allows is usually less."""
 DEFAULT_VOICE = "default"
 """Clients that must name a voice can say this of any checkpoint."""
+MAX_SHOWN = 40
+"""Names in a message."""
+MAX_NAME = 64
+"""Characters of a name that is none, in a message."""
 OVERSHOOT = 1e-3
 """By which a sample may be outside of [-1, 1]: resampling does that."""
 _FLAGS = ("x_vector_only", "non_streaming")
@@ -48,12 +52,15 @@ def checked(request: SpeechRequest, offer: SpeechOffer) -> SpeechRequest:
     refuse(request.cache_salt == "", "cache_salt", "should not be empty")
     _check_extra(request, offer)
     _check_references(request, offer)
-    return replace(
+    request = replace(
         request,
         voice=_voice(request, offer),
         task=_named("task", request.task, offer.tasks),
         language=_named("language", request.language, offer.languages),
     )
+    if offer.check is not None:
+        offer.check(request)
+    return request
 
 
 def refuse(condition: bool, field: str, why: str) -> None:
@@ -210,8 +217,13 @@ def _named(field: str, given: str | None, known: tuple[str, ...]) -> str | None:
     for name in known:
         if name.casefold() == given.casefold():
             return name
-    have = f"this model has {', '.join(known)}" if known else "this model has none to choose from"
-    raise OmniClientError(f"{field}: unknown {given!r}; {have}", param=field)
+    have = f"this model has {shown(known)}" if known else "this model has none to choose from"
+    raise OmniClientError(f"{field}: unknown {given[:MAX_NAME]!r}; {have}", param=field)
+
+
+def shown(names: Sequence[str]) -> str:
+    """Names, or the first of many."""
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
 def _is_whole(value: Any) -> bool:

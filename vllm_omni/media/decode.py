@@ -162,7 +162,9 @@ def decode_audio(
     if not count:
         raise unreadable("audio", param, "it holds no samples")
     samples = np.concatenate(blocks)
-    return np.nan_to_num(samples, copy=False, nan=0.0).clip(-1.0, 1.0, out=samples), rate
+    if not np.isfinite(samples).all():
+        raise unreadable("audio", param, "it has samples that are not numbers")
+    return samples.clip(-1.0, 1.0, out=samples), rate
 
 
 def check_image(

@@ -77,6 +77,31 @@ def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
     )
 
 
+def speakers_of(request: SpeechRequest) -> Sequence[str]:
+    """Who speaks in each of the recordings.
+
+    Raises:
+        OmniClientError: That is not said of each, or of one there is not.
+    """
+    given = request.extra.get(SPEAKER_OPTION)
+    count = len(request.references)
+    if given is None:
+        return [str(request.voice)] * count
+    field = f"extra.{SPEAKER_OPTION}"
+    if not isinstance(given, list | tuple) or len(given) != count:
+        raise OmniClientError(
+            f"{field}: should list who speaks in each of {count} recordings", param=field
+        )
+    speakers = [str(speaker) for speaker in given]
+    for speaker in speakers:
+        if speaker not in SPEAKERS:
+            known = ", ".join(SPEAKERS)
+            raise OmniClientError(
+                f"{field}: unknown {speaker!r}; this model has {known}", param=field
+            )
+    return speakers
+
+
 class Csm:
     """Prompts of one checkpoint. See `SpeechFamily`.
 
@@ -103,6 +128,7 @@ class Csm:
             streams_text=False,
             voice_beside_references=True,
             extra=frozenset({SPEAKER_OPTION}),
+            check=speakers_of,
         )
 
     def prompt(
@@ -114,7 +140,7 @@ class Csm:
         codes: list[list[int]] = []
         nothing = [NOTHING] * self._config.num_codebooks
         end = [self._config.codebook_eos_token_id] * self._config.num_codebooks
-        speakers = self._speakers(request)
+        speakers = speakers_of(request)
         for speaker, said, encoded in zip(speakers, request.references, references, strict=True):
             assert said.text is not None  # the offer says that it is needed
             words = self._turn(speaker, said.text)
@@ -130,30 +156,6 @@ class Csm:
             codes=torch.tensor(codes),
             placeholder=end_ids(self._config)[0],
         )
-
-    def _speakers(self, request: SpeechRequest) -> Sequence[str]:
-        """Who speaks in each of the recordings.
-
-        Raises:
-            OmniClientError: That is not said of each, or of one there is not.
-        """
-        given = request.extra.get(SPEAKER_OPTION)
-        count = len(request.references)
-        if given is None:
-            return [str(request.voice)] * count
-        field = f"extra.{SPEAKER_OPTION}"
-        if not isinstance(given, list | tuple) or len(given) != count:
-            raise OmniClientError(
-                f"{field}: should list who speaks in each of {count} recordings", param=field
-            )
-        speakers = [str(speaker) for speaker in given]
-        for speaker in speakers:
-            if speaker not in SPEAKERS:
-                known = ", ".join(SPEAKERS)
-                raise OmniClientError(
-                    f"{field}: unknown {speaker!r}; this model has {known}", param=field
-                )
-        return speakers
 
     def _turn(self, speaker: str, text: str) -> list[int]:
         """Token ids of who says what; no part of it is taken for a special token."""

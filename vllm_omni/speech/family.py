@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a family of text-to-speech models declares: what it offers, and how its prompts are made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +41,8 @@ class SpeechOffer:
         voice_beside_references: A voice can be named beside recordings: they are what was said
             before, and by whom is for the family to know.
         extra: Names of the options that it reads from `SpeechRequest.extra`.
+        check: What else may be wrong with a request that keeps all this, its voice resolved: raises
+            `OmniClientError`, which names the attribute. Called before anything is encoded.
     """
 
     sample_rate: int
@@ -57,6 +59,7 @@ class SpeechOffer:
     reference_seconds: tuple[float, float] = (1.0, 30.0)
     voice_beside_references: bool = False
     extra: frozenset[str] = frozenset()
+    check: Callable[[SpeechRequest], object] | None = None
 
     def refused_embedding(self, embedding: np.ndarray) -> str | None:
         """What is wrong with a speaker embedding, float32 [d]; None if nothing is."""

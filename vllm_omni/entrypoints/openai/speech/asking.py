@@ -13,7 +13,6 @@ from unicodedata import normalize
 import numpy as np
 import regex as re
 
-from vllm_omni.config.problems import did_you_mean
 from vllm_omni.entrypoints.openai.protocol.diffusion import at_fault
 from vllm_omni.entrypoints.openai.protocol.speech import SpeechOptions
 from vllm_omni.entrypoints.openai.speech.limits import SpeechLimits
@@ -23,9 +22,11 @@ from vllm_omni.entrypoints.openai.speech.voices import (
     Voice,
     VoiceRecord,
     VoiceStore,
+    folded,
     is_name,
 )
 from vllm_omni.entrypoints.single_flight import SingleFlightCache
+from vllm_omni.entrypoints.speech_checks import checked, shown
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.audio_encode import rates_of
 from vllm_omni.speech.family import SpeechOffer
@@ -34,12 +35,14 @@ from vllm_omni.speech.request import Reference, SpeechRequest
 DEFAULT_VOICES = ("", "default")
 """What clients that have to name a voice say to leave it to the checkpoint."""
 ANY_LANGUAGE = ("", "auto")
-MAX_SHOWN = 40
 MAX_FETCHED, MAX_FETCHED_BYTES = 16, 32 << 20
 """Files that a request or session refers to and that are kept while it lasts."""
 
 _EXTRA_FIELDS = ("ref_audio_codes", "ambient_sound", "duration_seconds")
 """Fields that some families read, from `SpeechRequest.extra`."""
+_OF_RECORDINGS = (
+    *("ref_audio", "ref_audio_2", "ref_text", "speaker_embedding", "x_vector_only_mode"),
+)
 _SAMPLING = {
     "max_new_tokens": "max_tokens",
     "seed": "seed",
@@ -104,7 +107,7 @@ class Asking:
         )
 
     async def asked(self, text: str, body: SpeechOptions) -> Asked:
-        """What the engine is asked.
+        """What the engine is asked; it will not refuse it.
 
         Raises:
             OmniClientError: Names the field at fault.
@@ -115,12 +118,19 @@ class Asking:
                 f"has {len(text)} characters; at most {self._limits.max_input} are taken "
                 "(--tts-max-input-length)",
             )
-        return Asked(await self._request(text, body), self._sampling(body), body)
+        request = await self._request(text, body)
+        try:
+            if request.references:  # to look at all samples of half a minute takes its time
+                await asyncio.to_thread(checked, request, self._offer)
+            else:
+                checked(request, self._offer)
+        except OmniClientError as error:
+            raise in_fields_of_speech(error) from error
+        return Asked(request, self._sampling(body), body)
 
     async def _request(self, text: str, body: SpeechOptions) -> SpeechRequest:
-        offer = self._offer
         _check_rate(body)
-        self._check_offered(body)
+        self._check_before_fetching(body)
         voice, uploaded = await self._voice(body)
         references = await self._references(body)
         embedding = body.speaker_embedding and np.array(body.speaker_embedding, np.float32)
@@ -129,55 +139,45 @@ class Asking:
                 raise at_fault("voice", "a voice and a recording were given; choose one")
             references = _references_of(uploaded, body.ref_text)
             embedding = uploaded.embedding
-        has_voice = bool(references) or embedding is not None
-        if offer.needs_reference and not has_voice:
-            raise at_fault("ref_audio", "is needed: this model speaks in the voice of a recording")
-        x_vector_only = bool(body.x_vector_only_mode)
-        if offer.needs_transcript and not x_vector_only:
-            _check_transcripts(references, offer)
         return SpeechRequest(
             text=text,
             voice=voice,
-            task=_known(body.task_type, offer.tasks, "task_type", ignored=("",)),
-            language=_known(body.language, offer.languages, "language", ignored=ANY_LANGUAGE),
+            task=body.task_type or None,
+            language=self._language(body.language),
             instructions=body.instructions or None,
             references=references,
             speaker_embedding=embedding,
-            x_vector_only=x_vector_only,
+            x_vector_only=bool(body.x_vector_only_mode),
             non_streaming=body.non_streaming_mode,
             initial_frames=body.initial_codec_chunk_frames,
-            extra=self._extra(body),
+            extra=_extra(body),
             cache_salt=body.cache_salt,
         )
 
-    def _check_offered(self, body: SpeechOptions) -> None:
+    def _check_before_fetching(self, body: SpeechOptions) -> None:
+        """See to what the engine does not know, and to recordings that would be fetched in vain."""
         if body.word_timestamps:
             raise at_fault("word_timestamps", "this model has none")
-        if body.instructions:
-            if not self._offer.instructions:
-                raise at_fault("instructions", "this model reads none")
-            most = self._limits.max_instructions
-            if len(body.instructions) > most:
-                raise at_fault(
-                    "instructions",
-                    f"has {len(body.instructions)} characters; at most {most} are taken "
-                    "(--tts-max-instructions-length)",
-                )
+        most = self._limits.max_instructions
+        if len(body.instructions or "") > most:
+            raise at_fault(
+                "instructions",
+                f"has {len(body.instructions or '')} characters; at most {most} are taken "
+                "(--tts-max-instructions-length)",
+            )
         if self._offer.max_references:
             return
-        for name in ("ref_audio", "ref_audio_2", "ref_text", "speaker_embedding"):
+        for name in _OF_RECORDINGS:
             if getattr(body, name):
                 raise at_fault(name, "this model cannot speak in the voice of a recording")
-        if body.x_vector_only_mode:
-            raise at_fault("x_vector_only_mode", "this model takes no recordings")
 
     async def _voice(self, body: SpeechOptions) -> tuple[str | None, Voice | None]:
         """The checkpoint's speaker, or the uploaded voice, that `voice` names."""
         name = body.voice
-        if name is None or name.casefold() in DEFAULT_VOICES:
+        if name is None or folded(name) in DEFAULT_VOICES:
             return None, None
         for known in self._offer.voices:
-            if known.casefold() == name.casefold():
+            if folded(known) == folded(name):
                 return known, None
         found = await self._uploaded(name)
         if found is None:
@@ -233,19 +233,13 @@ class Asking:
         made: Recording = await self._recordings.of(data, param)
         return Reference(made.samples, made.sample_rate)
 
-    def _extra(self, body: SpeechOptions) -> dict[str, Any]:
-        extra = dict(body.extra_params or {})
-        for name in extra:
-            if name not in self._offer.extra:
-                near = did_you_mean(name, self._offer.extra)
-                raise at_fault(f"extra_params.{name}", f"this model has no such option{near}")
-        for name in _EXTRA_FIELDS:
-            if (value := getattr(body, name)) is None:
-                continue
-            if name not in self._offer.extra:
-                raise at_fault(name, "this model does not read it")
-            extra[name] = value
-        return extra
+    def _language(self, name: str | None) -> str | None:
+        """A language that is asked for; none where it is left to the checkpoint, unless that has
+        one of that name."""
+        known = {each.casefold() for each in self._offer.languages}
+        if name is None or (name.casefold() in ANY_LANGUAGE and name.casefold() not in known):
+            return None
+        return name
 
     def _sampling(self, body: SpeechOptions) -> dict[str, Any]:
         values = {theirs: getattr(body, ours) for ours, theirs in _SAMPLING.items()}
@@ -276,8 +270,7 @@ def in_fields_of_speech(error: OmniClientError) -> OmniClientError:
 
 def unknown(param: str, name: str, known: Sequence[str], also: str = "") -> OmniClientError:
     """The error for a name that is none of those there are."""
-    shown = ", ".join(known[:MAX_SHOWN]) + (", ..." if len(known) > MAX_SHOWN else "")
-    have = f"this model has {shown or 'none of its own'}{' ' + also if also else ''}"
+    have = f"this model has {shown(known) or 'none of its own'}{' ' + also if also else ''}"
     return at_fault(param, f"unknown {param} {name[:MAX_NAME]!r}: {have}")
 
 
@@ -300,18 +293,11 @@ def _check_rate(body: SpeechOptions) -> None:
         raise at_fault("sample_rate", f"{body.format} can have {known} Hz, not {body.sample_rate}")
 
 
-def _known(
-    name: str | None, known: Sequence[str], param: str, *, ignored: Sequence[str]
-) -> str | None:
-    """A name in the checkpoint's spelling; None if it leaves the choice to it."""
-    if name is None:
-        return None
-    for each in known:
-        if each.casefold() == name.casefold():
-            return each
-    if name.casefold() in ignored:
-        return None
-    raise unknown(param, name, known)
+def _extra(body: SpeechOptions) -> dict[str, Any]:
+    """The family's own options."""
+    fields = {name: getattr(body, name) for name in _EXTRA_FIELDS}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {**(body.extra_params or {}), **given}
 
 
 def _numbered(param: str, count: int) -> list[str]:
@@ -336,10 +322,3 @@ def _references_of(voice: Voice, text: str | list[str] | None) -> tuple[Referenc
     said = text if isinstance(text, str) else next(iter(text or ()), None)
     record = voice.record
     return (Reference(voice.samples, record.sample_rate, said or record.ref_text),)
-
-
-def _check_transcripts(references: Sequence[Reference], offer: SpeechOffer) -> None:
-    instead = "; or send `x_vector_only_mode`: true" if offer.speaker_embeddings else ""
-    for reference in references:
-        if not (reference.text or "").strip():
-            raise at_fault("ref_text", f"is needed: what is said in the recording{instead}")

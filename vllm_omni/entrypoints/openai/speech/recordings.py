@@ -135,7 +135,7 @@ class Recordings:
                 _PLACE, f"should last {shortest:g} to {longest:g} s, not {seconds:.2f} s"
             )
         if np.abs(samples).max() < SILENT:
-            raise at_fault(_PLACE, "is silent, or has no samples that are numbers")
+            raise at_fault(_PLACE, "is silent")
 
     def _limits(self) -> MediaLimits:
         limits = media_limits()
