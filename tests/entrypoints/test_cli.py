@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 import vllm_omni
+from tests.entrypoints.command_lines import CommandLines
 from tests.entrypoints.conftest import serve_command, serve_environment
 from tests.processes import command_line, family
 from vllm_omni.entrypoints.cli.main import main
@@ -32,6 +33,13 @@ def run(*args: str, command: list[str] | None = None) -> subprocess.CompletedPro
         timeout=120,
         env=serve_environment(),
     )
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[CommandLines]:
+    """For command lines that import vLLM, which takes most of their time."""
+    with CommandLines(serve_environment()) as it:
+        yield it
 
 
 def assert_one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
@@ -60,16 +68,16 @@ def test_vllm_delegates_here() -> None:
     assert run("--version", "--omni", command=vllm).stdout.strip().endswith(vllm_omni.__version__)
 
 
-def test_serve_help_has_vllms_flags_and_ours() -> None:
-    shown = run("serve", "--omni", "--help=all").stdout
+def test_serve_help_has_vllms_flags_and_ours(lines: CommandLines) -> None:
+    shown = lines.run("serve", "--omni", "--help=all").stderr
     for flag in ("--max-model-len", "--api-key", "--deploy-config", "--max-body-bytes"):
         assert flag in shown
 
 
-def test_bench_is_vllms() -> None:
-    result = run("bench", "serve", "--omni", "--help=all")
+def test_bench_is_vllms(lines: CommandLines) -> None:
+    result = lines.run("bench", "serve", "--omni", "--help=all")
     assert result.returncode == 0
-    assert "--num-prompts" in result.stdout
+    assert "--num-prompts" in result.stderr
 
 
 def test_other_commands_have_no_omni_form() -> None:
@@ -135,47 +143,45 @@ def test_unknown_option() -> None:
     assert_one_line(run("--frobnicate"), 2, "--frobnicate")
 
 
-def rarely(*flags: str, says: str) -> Any:
-    """A case that is like others, each of which starts a process that imports vLLM."""
-    return pytest.param(flags, says, marks=pytest.mark.full_model)
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (("--deploy-config", "/nowhere.yaml"), "nowhere.yaml"),
         (("--stage-overrides", '{"talker": {"max_num_seq": 1}}'), "max_num_seqs"),
-        rarely("--stage-overrides", "{", says="stage-overrides"),
-        rarely("--api-server-count", "2", says="--api-server-count"),
-        rarely("--headless", says="--headless"),
+        (("--stage-overrides", "{"), "stage-overrides"),
+        (("--api-server-count", "2"), "--api-server-count"),
+        (("--headless",), "--headless"),
         (("--enable-auto-tool-choice",), "--tool-call-parser"),
     ],
 )
-def test_configuration_errors(checkpoint: Path, flags: tuple[str, ...], says: str) -> None:
-    assert_one_line(run("serve", str(checkpoint), "--omni", *flags), 2, says)
+def test_configuration_errors(
+    lines: CommandLines, checkpoint: Path, flags: tuple[str, ...], says: str
+) -> None:
+    assert_one_line(lines.run("serve", str(checkpoint), "--omni", *flags), 2, says)
 
 
-def test_model_without_a_pipeline(tmp_path: Path) -> None:
+def test_model_without_a_pipeline(lines: CommandLines, tmp_path: Path) -> None:
     config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
     (tmp_path / "config.json").write_text(config)
-    assert_one_line(run("serve", str(tmp_path), "--omni"), 2, "Llama")
+    assert_one_line(lines.run("serve", str(tmp_path), "--omni"), 2, "Llama")
 
 
-def test_taken_port(checkpoint: Path) -> None:
+def test_taken_port(lines: CommandLines, checkpoint: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         port = str(sock.getsockname()[1])
         flags = ("--omni", "--host", "127.0.0.1", "--port", port)
-        result = run("serve", str(checkpoint), *flags)
+        result = lines.run("serve", str(checkpoint), *flags)
     assert_one_line(result, 1, port, "in use")
 
 
-def test_stage_that_does_not_start(checkpoint: Path) -> None:
+def test_stage_that_does_not_start(lines: CommandLines, checkpoint: Path) -> None:
     port = free_port()
     kv_cache = ("--kv-cache-memory-bytes", "1")
     command = serve_command(checkpoint, port, *kv_cache)
-    result = run(command=command)  # the engine core prints its own log and traceback
+    _, _, _, *args = command
+    result = lines.run(*args)  # the engine core prints its own log and traceback
     assert result.returncode == 1
     told = [line for line in result.stderr.splitlines() if line.startswith("vllm-omni: error:")]
     assert len(told) == 1 and "thinker" in told[0]

@@ -131,6 +131,12 @@ def test_text_only_never_visits_the_talker(
     assert not answer.audio
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_omni_moe", pytest.param("qwen2_5_omni", marks=pytest.mark.full_model)],
+    indirect=True,
+    scope="module",
+)
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_two_replicas_at_the_end(
     stream: bool, replicated: Deployment, references: dict[str, Reference]
