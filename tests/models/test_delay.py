@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni.models.delay import FREE, DelayPattern
+from vllm_omni.models.groups import draw_groups
+from vllm_omni.models.interfaces import FrameSampling
 from vllm_omni.speech.delay import delayed, undelayed
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
@@ -47,8 +49,6 @@ def test_rows_equal_those_of_a_plain_loop(
     requests: list[list[list[int]]], delays: tuple[int, ...]
 ) -> None:
     """All at once, each from its own start, whatever company comes and goes."""
-    # Row 0 may not end a request that its own ramp-in forbids to: as in the reference.
-    delays = tuple(max(1, delay) for delay in delays)
     pattern = DelayPattern(delays, BEGIN, END)
     memory = torch.zeros(len(requests), DelayPattern.MEMORY, dtype=torch.int64)
     made: list[list[list[int]]] = [[] for _ in requests]
@@ -86,6 +86,64 @@ def test_a_stream_ends_with_a_row_of_nothing_but_ends() -> None:
         [END, END, END],
     ]
     assert ended == [False] * 5 + [True]
+
+
+def v3(groups: int) -> DelayPattern:
+    return DelayPattern(tuple(range(groups)), BEGIN, END, closing_row=False)
+
+
+@quick
+@given(st.lists(st.lists(st.integers(0, 7), min_size=4, max_size=4), min_size=1, max_size=9))
+def test_a_stream_may_end_with_its_last_code(frames: list[list[int]]) -> None:
+    """A-60: Higgs-Audio v3's rows are those of the whole stream but for the one of nothing but
+    ends; the last one has a code in its last group, and whoever comes later is not held up."""
+    groups = len(frames[0])
+    rows = delayed(torch.tensor(frames), tuple(range(groups)), BEGIN, END)[:-1]
+    pattern, memory = v3(groups), torch.zeros(2, DelayPattern.MEMORY, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        # The model says the end, and of the others whatever it likes.
+        wild = torch.where((row == BEGIN) | (row == END), 3, row)
+        wild[0] = row[0]
+        step = pattern.step(torch.stack([wild, torch.full((groups,), 5)]), memory)
+        memory = step.memory
+        assert torch.equal(step.codes[0], row)
+        assert step.ended.tolist() == [index == len(rows) - 1, False]
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(1, 1), (2, 1), (3, 2), (8, 7)])
+def test_the_ramp_down_has_a_row_for_each_further_group(groups: int, rows: int) -> None:
+    """A-60: the first Q - rem groups are locked, and the terminal row is one of the stream."""
+    pattern, memory = v3(groups), torch.zeros(1, DelayPattern.MEMORY, dtype=torch.int64)
+    ended, locked = [], []
+    for index in range(groups + rows):
+        drawn = torch.full((1, groups), 5)
+        drawn[0, 0] = END if index == groups else 5
+        step = pattern.step(drawn, memory)
+        memory = step.memory
+        locked.append(int((step.codes == END).sum()))
+        ended.append(bool(step.ended))
+    assert locked == [0] * groups + list(range(1, rows + 1))
+    assert ended == [False] * (groups + rows - 1) + [True]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_special_codes_are_not_drawn(temperature: float) -> None:
+    """A-60: where everything is masked, the choice is that of argmax, and no error."""
+    logits = torch.randn(50, 4, END + 1, generator=torch.Generator().manual_seed(0))
+    logits[..., BEGIN:] += 20
+    logits[7, 2] = float("-inf")
+    sampling = FrameSampling(
+        temperature=torch.full((50,), temperature),
+        top_k=torch.zeros(50, dtype=torch.int64),
+        top_p=torch.ones(50),
+        generators={},
+        all_greedy=temperature == 0,
+        memory=torch.zeros(50, 0, dtype=torch.int64),
+    )
+    codes = draw_groups(v3(4).without_specials(logits), sampling)
+    assert (codes[:, 0] == END).all(), "the first group may end"
+    assert (codes[:, 1:] < BEGIN).all()
+    assert codes[7, 2] == logits[7, 2].argmax()
 
 
 @quick

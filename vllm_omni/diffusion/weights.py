@@ -37,6 +37,18 @@ def checkpoint_file(ctx: LoadContext, name: str) -> str:
 
 
 def read_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, torch.Tensor]:
+    """As `find_tensors`.
+
+    Raises:
+        OmniConfigError: There are none.
+    """
+    tensors = find_tensors(ctx, prefix, folder)
+    if not tensors:
+        raise OmniConfigError(f"checkpoint {ctx.model!r} has no weights {prefix}*")
+    return tensors
+
+
+def find_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, torch.Tensor]:
     """The checkpoint's tensors whose names start with `prefix`, named without it, on the CPU.
 
     Only the files that hold such tensors are opened (and, from the hub, downloaded).
@@ -45,9 +57,6 @@ def read_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, t
         ctx: Which checkpoint.
         prefix: Of the tensors' names.
         folder: Of the checkpoint, with weights of its own.
-
-    Raises:
-        OmniConfigError: There are none.
     """
     index = cached_file(
         ctx.model,
@@ -69,8 +78,6 @@ def read_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, t
             for name in shard.keys():  # noqa: SIM118 - not a mapping
                 if name.startswith(prefix):
                     tensors[name.removeprefix(prefix)] = shard.get_tensor(name)
-    if not tensors:
-        raise OmniConfigError(f"checkpoint {ctx.model!r} has no weights {prefix}*")
     return tensors
 
 

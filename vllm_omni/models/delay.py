@@ -2,8 +2,9 @@
 """The delay pattern inside of a codec language model: what each request's next row must hold.
 
 See `speech.delay` for the pattern. The row in which the model says for the first time that it ends
-starts the ramp-down: `delays[k]` rows later group k ends by force, so the stream closes with a row
-of nothing but end codes. (Reference: transformers' `HiggsAudioV2DelayPatternLogitsProcessor`.)
+starts the ramp-down: `delays[k]` rows later group k ends by force. A stream closes with a row of
+nothing but end codes, or already with the row before it, the last one that holds a code.
+(References: transformers' `HiggsAudioV2DelayPatternLogitsProcessor`; row A-60 for Higgs-Audio v3.)
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ class DelayStep(NamedTuple):
 
     Attributes:
         codes: int64 [b, groups].
-        ended: bool [b]; the row is all end codes, and the last.
+        ended: bool [b]; the row is the last.
         memory: int64 [b, `DelayPattern.MEMORY`], for the next row.
     """
 
@@ -39,13 +40,18 @@ class DelayPattern(nn.Module):
         delays: Of each group, in rows; ascending.
         begin: The begin code.
         end: The end code.
+        closing_row: The last row is all end codes, not the one before it.
     """
 
     MEMORY = 2
 
-    def __init__(self, delays: tuple[int, ...], begin: int, end: int) -> None:
+    def __init__(
+        self, delays: tuple[int, ...], begin: int, end: int, closing_row: bool = True
+    ) -> None:
         super().__init__()
         self.begin, self.end = begin, end
+        self._last = max(1, *delays)
+        self._closing_row = closing_row
         self.delays: torch.Tensor
         self.register_buffer("delays", torch.tensor(delays), persistent=False)
 
@@ -54,7 +60,21 @@ class DelayPattern(nn.Module):
         rows, since_end = memory[:, :1], memory[:, 1:]
         free = torch.full_like(rows, FREE)
         wanted = torch.where(self.delays > rows, self.begin, free)
-        return torch.where(self.delays <= since_end, self.end, wanted)
+        return torch.where((self.delays <= since_end) & (since_end > 0), self.end, wanted)
+
+    def without_specials(self, logits: torch.Tensor, first: bool = False) -> torch.Tensor:
+        """Logits of what the model may draw, in place: no group begins of its own accord, and only
+        the first one says the end (row A-60).
+
+        Args:
+            logits: [b, groups, vocabulary], or [b, vocabulary] of the first group.
+            first: They are the first group's.
+        """
+        never = float("-inf")
+        logits[..., self.begin] = never
+        if not first:
+            logits[:, 1:, self.end] = never
+        return logits
 
     def step(self, drawn: torch.Tensor, memory: torch.Tensor) -> DelayStep:
         """The next row of each request, given what the model drew, int64 [b, groups]."""
@@ -63,5 +83,6 @@ class DelayPattern(nn.Module):
         is_end = codes == self.end
         rows, since_end = memory.unbind(dim=1)
         ending = is_end.any(dim=1) | (since_end > 0)
-        noted = torch.stack([rows + 1, since_end + ending], dim=1)
-        return DelayStep(codes, is_end.all(dim=1), noted)
+        since_end = since_end + ending
+        ended = is_end.all(dim=1) if self._closing_row else since_end >= self._last
+        return DelayStep(codes, ended, torch.stack([rows + 1, since_end], dim=1))

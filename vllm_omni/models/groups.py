@@ -1,15 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawing the codes of several groups at once, where none depends on another."""
+"""Embedding the codes of several groups, and drawing them at once where none depends on another."""
 
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from vllm_omni.models.depth import draw
 from vllm_omni.models.interfaces import FrameSampling
 
 _AGAIN = 1
 """Stream of what is drawn for the same codes a second time."""
+
+
+class GroupTables(nn.Embedding):
+    """Embeddings of all groups' codes, one table after another in one weight.
+
+    Args:
+        groups: Codes per row.
+        size: Codes per group, special ones included.
+        width: Of an embedding.
+    """
+
+    def __init__(self, groups: int, size: int, width: int) -> None:
+        super().__init__(groups * size, width)
+        self._size = size
+        self.offsets: torch.Tensor
+        self.register_buffer("offsets", torch.arange(groups) * size, persistent=False)
+
+    def of(self, group: int, codes: torch.Tensor) -> torch.Tensor:
+        """Codes of a group, int [n] -> [n, width]."""
+        return self(codes + group * self._size)
+
+    def summed(self, codes: torch.Tensor) -> torch.Tensor:
+        """The sum over groups, int [n, groups] -> [n, width]."""
+        return self(codes + self.offsets).sum(dim=-2)
 
 
 def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:

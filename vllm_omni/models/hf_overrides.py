@@ -16,6 +16,7 @@ from transformers import (
     Qwen3OmniMoeConfig,
 )
 
+from vllm_omni.config.hf.higgs_audio_v3 import HiggsAudioV3Config
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 
 HIGGS_AUDIO_V2_TALKER = "HiggsAudioV2Talker"
@@ -36,6 +37,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _stage_config(config, config, "CsmTalker")
     if isinstance(config, HiggsAudioV2Config):
         return _higgs_audio_v2_talker(config)
+    if isinstance(config, HiggsAudioV3Config):
+        return _higgs_audio_v3_talker(config)
     return config
 
 
@@ -72,6 +75,18 @@ def _higgs_audio_v2_talker(config: HiggsAudioV2Config) -> PretrainedConfig:
     talker.vocab_size = config.codebook_size + 1
     # vLLM's name for the width of what is fed: with a flag that says what is sound.
     talker.projection_dim = config.hidden_size + 1
+    return talker
+
+
+def _higgs_audio_v3_talker(config: HiggsAudioV3Config) -> PretrainedConfig:
+    talker = _stage_config(config, config.text_config, "HiggsAudioV3Talker")
+    codes = config.audio_encoder_config
+    talker.num_codebooks = codes.num_codebooks
+    talker.codebook_size = codes.vocab_size
+    talker.tie_codes = codes.tie_word_embeddings
+    talker.text_vocab_size = talker.vocab_size
+    # What is sampled: the first group's codes, and an id for the end of the whole stream.
+    talker.vocab_size = codes.vocab_size + 1
     return talker
 
 

@@ -26,6 +26,7 @@ from vllm.transformers_utils.config import try_get_generation_config
 
 from vllm_omni.models.codec_lm import DelayCodecLM
 from vllm_omni.models.delay import DelayPattern
+from vllm_omni.models.groups import GroupTables
 from vllm_omni.models.repetition import Repetition
 from vllm_omni.pipelines.higgs_audio_v2 import delays, end_token
 
@@ -104,19 +105,13 @@ class HiggsAudioV2DecoderLayer(LlamaDecoderLayer):
 
 
 class CodeEmbeddings(nn.Module):
-    """Embeddings of all groups' codes, one table after another."""
+    """The checkpoint's name for the tables of codes."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
-        size = config.codebook_size
-        self.embed_audio_tokens = nn.Embedding(config.num_codebooks * size, config.hidden_size)
-        self.offsets: torch.Tensor
-        offsets = torch.arange(config.num_codebooks) * size
-        self.register_buffer("offsets", offsets, persistent=False)
-
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """The sum over groups, int64 [n, groups] -> [n, hidden_size]."""
-        return self.embed_audio_tokens(codes + self.offsets).sum(dim=-2)
+        self.embed_audio_tokens = GroupTables(
+            config.num_codebooks, config.codebook_size, config.hidden_size
+        )
 
 
 class HiggsAudioV2Model(LlamaModel):
@@ -201,16 +196,19 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
 
     def embed_codes(self, group: int, codes: torch.Tensor) -> torch.Tensor:
         """See `PromptFed`; a row's flag comes with its first group."""
-        table = self.model.embed_audio_tokens.embed_audio_tokens
-        return _flagged(table(codes + group * self.config.codebook_size), int(group == 0))
+        return _flagged(self._tables.of(group, codes), int(group == 0))
 
     def embed_row(self, codes: torch.Tensor) -> torch.Tensor:
         """See `DelayCodecLM`."""
-        return _flagged(self.model.embed_audio_tokens(codes), 1)
+        return _flagged(self._tables.summed(codes), 1)
 
     def code_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DelayCodecLM`."""
         return self.audio_lm_head(hidden).float().view(len(hidden), self.groups, -1)
+
+    @property
+    def _tables(self) -> GroupTables:
+        return self.model.embed_audio_tokens.embed_audio_tokens
 
     def pad_input(self) -> torch.Tensor:
         """See `RowDriven`; nothing: what follows the prompt is the model's own rows."""

@@ -19,7 +19,8 @@ from vllm_omni.framing import ChunkPolicy
 from vllm_omni.pipelines.checks import token_ids
 from vllm_omni.pipelines.speech import CodecEdge
 from vllm_omni.speech.delay import delayed
-from vllm_omni.speech.family import NOTHING, EncodedReference, SpeechOffer, SpeechPrompt
+from vllm_omni.speech.family import EncodedReference, SpeechOffer, SpeechPrompt
+from vllm_omni.speech.layout import Layout
 from vllm_omni.speech.request import SpeechRequest
 
 ARCHITECTURE = "HiggsAudioV2ForConditionalGeneration"
@@ -57,32 +58,6 @@ def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
     yield from token_ids(config.to_dict(), "", names, config.codebook_size, "codebook_size")
 
 
-class _Positions:
-    """A prompt that is being put together: a text token or a row of codes per position."""
-
-    def __init__(self, groups: int) -> None:
-        self._silent = torch.full((1, groups), NOTHING, dtype=torch.int32)
-        self._text: list[torch.Tensor] = []
-        self._codes: list[torch.Tensor] = []
-
-    def say(self, ids: Sequence[int]) -> None:
-        """Text tokens."""
-        self._text.append(torch.tensor(ids, dtype=torch.int32))
-        self._codes.append(self._silent.expand(len(ids), -1))
-
-    def sound(self, rows: torch.Tensor) -> None:
-        """Rows of codes, int32 [n, groups]."""
-        self._text.append(torch.full((len(rows),), NOTHING, dtype=torch.int32))
-        self._codes.append(rows)
-
-    def made(self, placeholder: int) -> SpeechPrompt:
-        """All of it is the prompt: what follows are the model's own rows."""
-        text = torch.cat(self._text)
-        return SpeechPrompt(
-            length=len(text), text=text, codes=torch.cat(self._codes), placeholder=placeholder
-        )
-
-
 class HiggsAudioV2:
     """Prompts of one checkpoint. See `SpeechFamily`.
 
@@ -110,7 +85,7 @@ class HiggsAudioV2:
         self, request: SpeechRequest, references: Sequence[EncodedReference]
     ) -> SpeechPrompt:
         """See `SpeechFamily`; the layout of the processor's chat template."""
-        made = _Positions(self._config.num_codebooks)
+        made = Layout(self._config.num_codebooks)
         made.say(self._special(BEGIN))
         self._add_header(made, "system")
         made.say(self._plain(f"\n\n{SYSTEM}\n\n"))
@@ -127,11 +102,11 @@ class HiggsAudioV2:
         made.say([*self._plain("\n\n"), *self._special(SOUND_BEGINS)])
         return made.made(self._config.audio_stream_bos_id)
 
-    def _add_text(self, made: _Positions, text: str) -> None:
+    def _add_text(self, made: Layout, text: str) -> None:
         self._add_header(made, "user")
         made.say([*self._plain(f"\n\n{text.strip()}"), *self._special(END_OF_TURN)])
 
-    def _add_recording(self, made: _Positions, codes: torch.Tensor) -> None:
+    def _add_recording(self, made: Layout, codes: torch.Tensor) -> None:
         config = self._config
         begin, end = config.audio_stream_bos_id, config.audio_stream_eos_id
         self._add_header(made, "assistant")
@@ -139,7 +114,7 @@ class HiggsAudioV2:
         made.sound(delayed(codes.int(), delays(config), begin, end))
         made.say([*self._special(SOUND_ENDS), *self._special(END_OF_TURN)])
 
-    def _add_header(self, made: _Positions, role: str) -> None:
+    def _add_header(self, made: Layout, role: str) -> None:
         before, after = HEADER
         made.say([*self._special(before), *self._plain(role), *self._special(after)])
 

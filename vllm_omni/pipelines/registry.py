@@ -75,6 +75,11 @@ class _Builtin:
 BUILTINS = (
     _Builtin("higgs_audio_v2", ("HiggsAudioV2ForConditionalGeneration",), "higgs_audio_v2"),
     _Builtin(
+        "higgs_multimodal_qwen3",
+        ("HiggsMultimodalQwen3ForConditionalGeneration",),
+        "higgs_multimodal_qwen3",
+    ),
+    _Builtin(
         "qwen3_omni_moe",
         ("Qwen3OmniMoeForConditionalGeneration",),
         "qwen3_omni_moe",

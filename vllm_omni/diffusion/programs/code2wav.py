@@ -5,6 +5,7 @@ A program takes rows of `codes` and decode windows over them and emits `audio`.
 """
 
 from vllm_omni.diffusion.programs import higgs_audio_v2 as _higgs_audio_v2
+from vllm_omni.diffusion.programs import higgs_audio_v3 as _higgs_audio_v3
 from vllm_omni.diffusion.programs import mimi as _mimi
 from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
 from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
@@ -27,3 +28,6 @@ recordings -> codes."""
 higgs_audio_v2 = ProgramSpec("code2wav", _higgs_audio_v2.run, _higgs_audio_v2.load, "audio")
 """`codes` int [rows, num_codebooks], delayed -> float32 [samples] at 24 kHz; with the option
 `encode`, recordings -> codes."""
+
+higgs_audio_v3 = ProgramSpec("code2wav", _higgs_audio_v2.run, _higgs_audio_v3.load, "audio")
+"""As `higgs_audio_v2`."""

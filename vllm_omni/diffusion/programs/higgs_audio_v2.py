@@ -61,12 +61,14 @@ class DelayedFrames:
 
     Args:
         delays: Of each group.
-        size: Codes are below this; what is not becomes the last one.
+        size: Codes are below this.
+        other: What the others become; None for the nearest one.
     """
 
-    def __init__(self, delays: tuple[int, ...], size: int) -> None:
+    def __init__(self, delays: tuple[int, ...], size: int, other: int | None) -> None:
         self._delays = delays
         self._size = size
+        self._other = other
         self._rows = RowBuffer()
 
     def add(self, rows: torch.Tensor) -> torch.Tensor:
@@ -82,7 +84,10 @@ class DelayedFrames:
         self._rows.append(rows)
         frames = undelayed(self._rows.rows(self._rows.start, self._rows.stop), self._delays)
         self._rows.forget(self._rows.start + len(frames))
-        return frames.long().clamp(0, self._size - 1)
+        frames, nearest = frames.long(), frames.long().clamp(0, self._size - 1)
+        if self._other is None:
+            return nearest
+        return torch.where(frames == nearest, frames, self._other)
 
 
 def components(
@@ -90,13 +95,15 @@ def components(
     decoder: CodecDecoder,
     encoder: CodecEncoder,
     delays: tuple[int, ...],
+    other: int | None,
 ) -> Loaded:
-    """The models as the program uses them."""
+    """The models as the program uses them; `other` as `DelayedFrames` says."""
     parts = {
         "decoder": Component(decoder, {"forward": CallRules()}),
         "encoder": Component(encoder, {"forward": CallRules()}),
     }
-    return Loaded(parts, {"config": config, "delays": delays, "reach": decoder_reach(config)})
+    assets = {"config": config, "delays": delays, "other": other, "reach": decoder_reach(config)}
+    return Loaded(parts, assets)
 
 
 def load(ctx: LoadContext) -> Loaded:
@@ -112,28 +119,48 @@ def load(ctx: LoadContext) -> Loaded:
     config = HiggsAudioV2TokenizerConfig.from_pretrained(
         place.model, subfolder=folder, revision=place.revision
     )
-    if config.num_quantizers != whole.num_codebooks:
+    check_groups(ctx, config, whole.num_codebooks, place.model)
+    tensors = {} if ctx.random_weights else read_tensors(place, "", folder)
+    return load_parts(ctx, config, tensors, delays(whole), other=None)
+
+
+def check_groups(
+    ctx: LoadContext, config: HiggsAudioV2TokenizerConfig, groups: int, place: str
+) -> None:
+    """Refuse a codec of another number of codes per frame than the model makes.
+
+    Raises:
+        OmniConfigError: It is one.
+    """
+    if config.num_quantizers != groups:
         raise OmniConfigError(
-            f"checkpoint {ctx.model!r} makes {whole.num_codebooks} codes per frame, the codec in "
-            f"{place.model!r} takes {config.num_quantizers}"
+            f"checkpoint {ctx.model!r} makes {groups} codes per frame, the codec in {place!r} "
+            f"takes {config.num_quantizers}"
         )
-    tensors = {} if ctx.random_weights else _codec_tensors(place, folder)
+
+
+def load_parts(
+    ctx: LoadContext,
+    config: HiggsAudioV2TokenizerConfig,
+    tensors: dict[str, torch.Tensor],
+    delays: tuple[int, ...],
+    other: int | None,
+) -> Loaded:
+    """The codec with these weights, or at random without any; the rest as `components` says.
+
+    Raises:
+        OmniConfigError: They are not its weights.
+    """
+    tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
     decoder = _module(ctx, CodecDecoder, config, tensors)
-    return components(config, decoder, _module(ctx, CodecEncoder, config, tensors), delays(whole))
+    return components(config, decoder, _module(ctx, CodecEncoder, config, tensors), delays, other)
 
 
-def _codec_tensors(place: LoadContext, folder: str) -> dict[str, torch.Tensor]:
-    """All of the codec's, named as torch names weight norms now."""
-    renamed = {
-        ".weight_g": ".parametrizations.weight.original0",
-        ".weight_v": ".parametrizations.weight.original1",
-    }
-    tensors = {}
-    for name, tensor in read_tensors(place, "", folder).items():
-        for old, new in renamed.items():
-            name = name.replace(old, new)
-        tensors[name] = tensor
-    return tensors
+def _current_name(name: str) -> str:
+    """As torch names weight norms now."""
+    for old, new in (("_g", "0"), ("_v", "1")):
+        name = name.replace(f".weight{old}", f".parametrizations.weight.original{new}")
+    return name
 
 
 def _module(
@@ -175,7 +202,7 @@ def _decode(ctx: Program) -> None:
     config: HiggsAudioV2TokenizerConfig = ctx.assets["config"]
     decoder = ctx.component("decoder", CodecDecoder)
     hop = config.hop_length
-    frames = DelayedFrames(ctx.assets["delays"], config.codebook_size)
+    frames = DelayedFrames(ctx.assets["delays"], config.codebook_size, ctx.assets["other"])
     decoding = TwoSidedDecoding(decoder, hop, ctx.assets["reach"], ctx.device)
 
     def emit(samples: torch.Tensor | None) -> None:

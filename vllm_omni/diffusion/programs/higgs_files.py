@@ -30,6 +30,15 @@ def codec_place(ctx: LoadContext) -> tuple[LoadContext, str]:
     Raises:
         OmniConfigError: The environment names no codec, or there is none to be had.
     """
+    return known_place(ctx) or (_local(ctx, _of_the_hub(ctx.model)), "")
+
+
+def known_place(ctx: LoadContext) -> tuple[LoadContext, str] | None:
+    """Likewise, of what the environment names and what the checkpoint has; None for neither.
+
+    Raises:
+        OmniConfigError: The environment names no codec.
+    """
     for variable in VARIABLES:
         if named := os.environ.get(variable):
             return _local(ctx, _named(variable, Path(named))), ""
@@ -40,9 +49,7 @@ def codec_place(ctx: LoadContext) -> tuple[LoadContext, str]:
         revision=ctx.revision,
         _raise_exceptions_for_missing_entries=False,
     )
-    if own is not None:
-        return ctx, FOLDER
-    return _local(ctx, _of_the_hub(ctx.model)), ""
+    return None if own is None else (ctx, FOLDER)
 
 
 def _local(ctx: LoadContext, folder: Path) -> LoadContext:

@@ -17,6 +17,7 @@ from pathlib import Path
 RECIPES: dict[str, str] = {
     "csm": "vllm_omni.testing.tiny.csm",
     "higgs_audio_v2": "vllm_omni.testing.tiny.higgs_audio_v2",
+    "higgs_multimodal_qwen3": "vllm_omni.testing.tiny.higgs_multimodal_qwen3",
     "qwen2_5_omni": "vllm_omni.testing.tiny.qwen2_5_omni",
     "qwen3_omni_moe": "vllm_omni.testing.tiny.qwen3_omni_moe",
     "qwen3_tts_base": "vllm_omni.testing.tiny.qwen3_tts:base",

@@ -6,22 +6,26 @@ samples a frame); sizes, depths and the number of codebooks are reduced. The cod
 the checkpoint, so nothing else is needed to run it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from transformers import (
-    HiggsAudioV2Config,
-    HiggsAudioV2ForConditionalGeneration,
-    HiggsAudioV2TokenizerConfig,
-)
+from transformers import HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration
 
-from vllm_omni.models.higgs_audio_codec import CodecDecoder, CodecEncoder
-from vllm_omni.testing.media import sound
+from vllm_omni.testing.tiny.higgs_codec import (
+    CODES,
+    GROUPS,
+    codec_config,
+    codec_generator,
+    make_codec,
+)
 from vllm_omni.testing.tiny.tokenizer import make_tokenizer
-from vllm_omni.testing.tiny.weights import randomize, set_level, shape_logits
+from vllm_omni.testing.tiny.weights import (
+    randomize,
+    save_tensors,
+    shape_logits,
+    write_json,
+)
 
 SPECIAL_TOKENS = (
     "<|begin_of_text|>",
@@ -59,14 +63,11 @@ CHAT_TEMPLATE = """\
 # Chosen so that seed 0 has what the tests assert: speech that ends by itself on most texts.
 BASE_SEED = 7
 TEXT_VOCAB = 512
-GROUPS = 4
-CODES = 1024
 BEGIN_CODE, END_CODE = 1024, 1025
 STOP = 1.75
 """Factor on the logit of the end code."""
 REPETITION = {"ras_win_len": 7, "ras_win_max_num_repeat": 2}
 """As published. transformers draws anew under greedy decoding, too, unless told not to."""
-SAMPLE_RATE = 24_000
 
 
 def config(token_id: dict[str, int]) -> dict[str, Any]:
@@ -109,38 +110,6 @@ def config(token_id: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def codec_config() -> dict[str, Any]:
-    """`audio_tokenizer/config.json`; the bandwidth says that there are `GROUPS` codebooks."""
-    rates = [8, 5, 4, 2, 3]
-    return {
-        "acoustic_model_config": {
-            "decoder_hidden_size": 64,
-            "downsampling_ratios": rates,
-            "encoder_hidden_size": 2,
-            "hidden_size": 16,
-            "model_type": "dac",
-            "upsampling_ratios": rates,
-        },
-        "architectures": ["HiggsAudioV2TokenizerModel"],
-        "codebook_dim": 8,
-        "codebook_size": CODES,
-        "model_type": "higgs_audio_v2_tokenizer",
-        "sample_rate": SAMPLE_RATE,
-        "semantic_model_config": {
-            "conv_dim": [8] * 7,
-            "hidden_size": 24,
-            "intermediate_size": 32,
-            "model_type": "hubert",
-            "num_attention_heads": 2,
-            "num_conv_pos_embedding_groups": 2,
-            "num_conv_pos_embeddings": 8,
-            "num_hidden_layers": 2,
-        },
-        "semantic_sample_rate": 16_000,
-        "target_bandwidths": [1.0],
-    }
-
-
 def write(out: Path, seed: int) -> None:
     """Write the whole checkpoint into `out`."""
     tokenizer = make_tokenizer(SPECIAL_TOKENS, {}, CHAT_TEMPLATE)
@@ -151,14 +120,13 @@ def write(out: Path, seed: int) -> None:
     generator = torch.Generator().manual_seed(BASE_SEED + seed)
     codec = out / "audio_tokenizer"
     codec.mkdir()
-    _write_json(out / "config.json", whole)
+    write_json(out / "config.json", whole)
     generation = {"eos_token_id": whole["eos_token_id"], **REPETITION}
-    _write_json(out / "generation_config.json", generation)
-    _write_json(codec / "config.json", codec_config())
+    write_json(out / "generation_config.json", generation)
+    write_json(codec / "config.json", codec_config())
     model = make_model(HiggsAudioV2Config(**whole), generator)
-    _save(model.state_dict(), out / "model.safetensors")
-    generator.manual_seed(BASE_SEED + seed)  # what is recorded of the codec is of it alone
-    _save(make_codec(generator), codec / "model.safetensors")
+    save_tensors(model.state_dict(), out / "model.safetensors")
+    save_tensors(make_codec(codec_generator(seed)), codec / "model.safetensors")
 
 
 def make_model(
@@ -175,41 +143,3 @@ def make_model(
     begins = [group * config.codebook_size + BEGIN_CODE for group in range(GROUPS)]
     shape_logits(model.audio_lm_head, spread=3.0, stop={ends[0]: STOP}, silent=[*ends[1:], *begins])
     return model
-
-
-@torch.no_grad()
-def make_codec(generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """The codec's weights: codes depend on the sound, and the sound on the codes."""
-    settings = HiggsAudioV2TokenizerConfig(**codec_config())
-    encoder, decoder = CodecEncoder(settings).eval(), CodecDecoder(settings).eval()
-    for module in (encoder, decoder):
-        randomize(module, generator)
-    spread_codebooks(encoder, generator)
-    decoder.quantizer.load_state_dict(encoder.quantizer.state_dict())
-    codes = torch.randint(CODES, (1, GROUPS, 24), generator=generator)
-    set_level(decoder.acoustic_decoder.conv2, lambda: decoder(codes), rms=0.15)
-    return {**encoder.state_dict(), **decoder.state_dict()}
-
-
-def spread_codebooks(encoder: CodecEncoder, generator: torch.Generator) -> None:
-    """Draw tables over what a recording comes to, stage by stage."""
-    heard = torch.from_numpy(sound(2.0, SAMPLE_RATE, seed=3))[None]
-    seen: list[torch.Tensor] = []
-    hook = encoder.fc.register_forward_hook(lambda *call: seen.append(call[2]))
-    encoder(heard)
-    hook.remove()
-    left = seen[0]
-    for quantizer in encoder.quantizer.quantizers:
-        points = quantizer.project_in(left)[0]
-        center, level = points.mean(dim=0), points.std(dim=0).mean()
-        table = torch.randn(quantizer.codebook.embed.shape, generator=generator)
-        quantizer.codebook.embed.copy_(center + level * table)
-        left = left - quantizer.decode(quantizer.encode(left))
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
-
-
-def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt"})

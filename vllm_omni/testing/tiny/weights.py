@@ -7,10 +7,14 @@ layers have unit gain and attention is sharp, so hidden states depend on the who
 and sounds change the answer, and logits spread over several units.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 NORM_SPREAD = 0.1
@@ -96,3 +100,13 @@ def set_level(output: nn.Conv1d, decode: Callable[[], torch.Tensor], rms: float)
     level = float(decode().square().mean().sqrt())
     for param in output.parameters():
         param.mul_(rms / level)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A file as the hub has it."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """A file of weights."""
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt"})
