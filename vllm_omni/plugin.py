@@ -5,6 +5,7 @@ ARCHITECTURES = {
     "CsmTalker": "vllm_omni.models.csm:CsmTalker",
     "HiggsAudioV2Talker": "vllm_omni.models.higgs_audio_v2:HiggsAudioV2Talker",
     "HiggsAudioV3Talker": "vllm_omni.models.higgs_audio_v3:HiggsAudioV3Talker",
+    "MossTTSTalker": "vllm_omni.models.moss_tts:MossTTSTalker",
     "Qwen2_5OmniTalker": "vllm_omni.models.qwen2_5_omni_talker:Qwen2_5OmniTalker",
     "Qwen3TTSTalker": "vllm_omni.models.qwen3_tts_talker:Qwen3TTSTalker",
     "Qwen3OmniMoeTalker": "vllm_omni.models.qwen3_omni_moe_talker:Qwen3OmniMoeTalker",

@@ -89,3 +89,72 @@ def frames_of(rows: Sequence[Row], groups: int) -> torch.Tensor:
     count = max(0, len(rows) - groups + 1)
     frames = [[rows[i + k][k] for k in range(groups)] for i in range(count)]
     return torch.tensor(frames, dtype=torch.int64).reshape(-1, groups)
+
+
+class Moss:
+    """MOSS-TTS's delay model by the code of its published checkpoints (`modeling_moss_tts.py`)."""
+
+    def __init__(self, folder: Path, config: dict) -> None:
+        weights = load_file(folder / "model.safetensors")
+        language = config["language_config"]
+        self._model = qwen3(language, under(weights, "language_model."))
+        self._config = config
+        self._groups: int = config["n_vq"]
+        self._tables = [weights[f"emb_ext.{g}.weight"] for g in range(self._groups)]
+        self._heads = [weights[f"lm_heads.{g}.weight"] for g in range(self._groups + 1)]
+
+    @torch.inference_mode()
+    def rows(self, prompt: Sequence[Position], limit: int) -> tuple[list[Row], bool]:
+        """Greedy rows [text token, *codes] up to the one that closes the first sound (or ends the
+        answer without one), that one included; and whether there is such a one."""
+        token = self._config
+        inputs = [self._embedded(position) for position in prompt]
+        rows: list[Row] = []
+        length, since, sounding = 0, None, False
+        while len(rows) < limit:
+            hidden = self._model(inputs_embeds=torch.stack(inputs)[None]).last_hidden_state[0, -1]
+            if since is None:
+                text = self._text(hidden, len(rows), sounding)
+            elif since < self._groups:
+                text = token["audio_assistant_delay_slot_token_id"]
+            else:
+                text = token["audio_end_token_id"]
+            codes = [self._code(g, hidden, length, since) for g in range(self._groups)]
+            rows.append([text, *codes])
+            if text in (token["audio_end_token_id"], token["im_end_token_id"]):
+                return rows, True
+            inputs.append(self._embedded(Position(text, codes)))
+            if text == token["audio_start_token_id"]:
+                sounding = True
+            if sounding:
+                length += 1
+            if text == token["audio_assistant_delay_slot_token_id"]:
+                since = 1 if since is None else since + 1
+        return rows, False
+
+    def _text(self, hidden: torch.Tensor, step: int, sounding: bool) -> int:
+        token = self._config
+        generate = token["audio_assistant_gen_slot_token_id"]
+        delay = token["audio_assistant_delay_slot_token_id"]
+        logits = self._heads[0] @ hidden
+        if sounding:
+            return max((generate, delay), key=lambda each: float(logits[each]))
+        banned = [token["pad_token_id"], generate, delay, token["audio_end_token_id"]]
+        if step <= self._groups:
+            banned.append(token["im_end_token_id"])
+        logits[banned] = float("-inf")
+        return int(logits.argmax())
+
+    def _code(self, group: int, hidden: torch.Tensor, length: int, since: int | None) -> int:
+        pad = self._config["audio_pad_code"]
+        if length <= group or (since is not None and group < since):
+            return pad
+        logits = self._heads[group + 1] @ hidden
+        logits[pad] = float("-inf")
+        return int(logits.argmax())
+
+    def _embedded(self, position: Position) -> torch.Tensor:
+        pads = [self._config["audio_pad_code"]] * self._groups
+        codes = pads if position.codes is None else position.codes
+        parts = [self._tables[g][code] for g, code in enumerate(codes)]
+        return sum(parts, self._model.embed_tokens.weight[position.text])

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from vllm_omni.config.hf.higgs_audio_v3 import HiggsAudioV3Config
+from vllm_omni.config.hf.moss_tts import MossTTSConfig
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 
 HIGGS_AUDIO_V2_TALKER = "HiggsAudioV2Talker"
@@ -39,6 +40,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _higgs_audio_v2_talker(config)
     if isinstance(config, HiggsAudioV3Config):
         return _higgs_audio_v3_talker(config)
+    if isinstance(config, MossTTSConfig):
+        return _moss_tts_talker(config)
     return config
 
 
@@ -87,6 +90,25 @@ def _higgs_audio_v3_talker(config: HiggsAudioV3Config) -> PretrainedConfig:
     talker.text_vocab_size = talker.vocab_size
     # What is sampled: the first group's codes, and an id for the end of the whole stream.
     talker.vocab_size = codes.vocab_size + 1
+    return talker
+
+
+def _moss_tts_talker(config: MossTTSConfig) -> PretrainedConfig:
+    talker = _stage_config(config, config.language_config, "MossTTSTalker")
+    talker.num_codebooks = config.n_vq
+    talker.codebook_size = config.audio_vocab_size + 1
+    talker.audio_pad_code = config.audio_pad_code
+    talker.slot_tokens = {
+        "start": config.audio_start_token_id,
+        "stop": config.audio_end_token_id,
+        "generate": config.audio_assistant_gen_slot_token_id,
+        "delay": config.audio_assistant_delay_slot_token_id,
+        "end": config.im_end_token_id,
+        "pad": config.pad_token_id,
+    }
+    talker.text_vocab_size = talker.vocab_size
+    # What is sampled: the first group's codes, and an id for the end of the whole stream.
+    talker.vocab_size = talker.codebook_size + 1
     return talker
 
 

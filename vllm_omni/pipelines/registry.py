@@ -79,6 +79,7 @@ BUILTINS = (
         ("HiggsMultimodalQwen3ForConditionalGeneration",),
         "higgs_multimodal_qwen3",
     ),
+    _Builtin("moss_tts", ("MossTTSDelayModel",), "moss_tts_delay"),
     _Builtin(
         "qwen3_omni_moe",
         ("Qwen3OmniMoeForConditionalGeneration",),

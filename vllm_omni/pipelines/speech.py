@@ -225,6 +225,8 @@ class CodecEdge:
         options: What the program is told about the request.
         lag: Rows after its own that a frame needs: of a delay pattern, its longest delay. The
             program makes frames of the rows.
+        silent_id: Rows before the first one with another code hold no sound; None for no such
+            rows. The program leaves them out as well.
     """
 
     def __init__(
@@ -236,12 +238,14 @@ class CodecEdge:
         policy: ChunkPolicy,
         options: dict[str, str],
         lag: int = 0,
+        silent_id: int | None = None,
     ) -> None:
         self._streaming = ctx.streaming
         self._end_ids = end_ids
         self._drops_unfed = drops_unfed
         self._options = options
         self._lag = lag
+        self._silent_id = silent_id
         self._beside = list(ctx.beside)
         self._ledger = RowLedger()
         self._windower = Windower(_policy(ctx, policy))
@@ -252,6 +256,7 @@ class CodecEdge:
         """See `EdgeState`."""
         assert isinstance(output, TokenOutput)
         self._tokens += len(output.new_token_ids)
+        self._skip_silence(output.new_token_ids)
         self._ledger.add(output.spans)
         if output.finished:
             return self._finish(output)
@@ -260,6 +265,16 @@ class CodecEdge:
         frames = max(0, min(self._ledger.stop, self._tokens) - self._lag)
         windows = self._windower.push(frames - self._windower.received)
         return self._message(frames, windows, final=False) if windows else None
+
+    def _skip_silence(self, token_ids: Sequence[int]) -> None:
+        """Frames begin after the silent rows."""
+        for token_id in token_ids:
+            if self._silent_id is None:
+                break
+            if token_id == self._silent_id:
+                self._lag += 1
+            else:
+                self._silent_id = None
 
     def _finish(self, output: TokenOutput) -> ProgramInput | None:
         ended = output.new_token_ids and output.new_token_ids[-1] in self._end_ids

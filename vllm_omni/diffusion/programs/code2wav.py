@@ -7,6 +7,7 @@ A program takes rows of `codes` and decode windows over them and emits `audio`.
 from vllm_omni.diffusion.programs import higgs_audio_v2 as _higgs_audio_v2
 from vllm_omni.diffusion.programs import higgs_audio_v3 as _higgs_audio_v3
 from vllm_omni.diffusion.programs import mimi as _mimi
+from vllm_omni.diffusion.programs import moss_tts as _moss_tts
 from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
 from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
 from vllm_omni.diffusion.programs import qwen3_tts as _qwen3_tts
@@ -31,3 +32,7 @@ higgs_audio_v2 = ProgramSpec("code2wav", _higgs_audio_v2.run, _higgs_audio_v2.lo
 
 higgs_audio_v3 = ProgramSpec("code2wav", _higgs_audio_v2.run, _higgs_audio_v3.load, "audio")
 """As `higgs_audio_v2`."""
+
+moss_tts = ProgramSpec("code2wav", _moss_tts.run, _moss_tts.load, "audio")
+"""`codes` int [rows, n_vq], delayed -> float32 [samples] at 24 kHz; with the option `encode`,
+recordings -> codes."""

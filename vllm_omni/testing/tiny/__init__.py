@@ -18,6 +18,7 @@ RECIPES: dict[str, str] = {
     "csm": "vllm_omni.testing.tiny.csm",
     "higgs_audio_v2": "vllm_omni.testing.tiny.higgs_audio_v2",
     "higgs_multimodal_qwen3": "vllm_omni.testing.tiny.higgs_multimodal_qwen3",
+    "moss_tts": "vllm_omni.testing.tiny.moss_tts",
     "qwen2_5_omni": "vllm_omni.testing.tiny.qwen2_5_omni",
     "qwen3_omni_moe": "vllm_omni.testing.tiny.qwen3_omni_moe",
     "qwen3_tts_base": "vllm_omni.testing.tiny.qwen3_tts:base",
