@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vllm_omni.models.delay import FREE, DelayPattern
 from vllm_omni.models.groups import draw_groups
 from vllm_omni.models.interfaces import FrameSampling
+from vllm_omni.models.noise import Noise
 from vllm_omni.speech.delay import delayed, undelayed
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
@@ -136,7 +137,7 @@ def test_special_codes_are_not_drawn(temperature: float) -> None:
         temperature=torch.full((50,), temperature),
         top_k=torch.zeros(50, dtype=torch.int64),
         top_p=torch.ones(50),
-        generators={},
+        noise=Noise(torch.arange(50), torch.zeros(50, dtype=torch.int64)),
         all_greedy=temperature == 0,
         memory=torch.zeros(50, 0, dtype=torch.int64),
     )

@@ -37,19 +37,20 @@ class GroupTables(nn.Embedding):
         return self(codes + self.offsets).sum(dim=-2)
 
 
-def draw_groups(logits: torch.Tensor, sampling: FrameSampling) -> torch.Tensor:
+def draw_groups(logits: torch.Tensor, sampling: FrameSampling, stream: int = 0) -> torch.Tensor:
     """One code per group and request, as `draw` draws one per request.
 
     Args:
         logits: float32 [b, groups, vocabulary].
         sampling: Parameters of the b requests.
+        stream: Distinguishes the draws for one position; 1 is taken.
 
     Returns:
         int64 [b, groups].
     """
     if sampling.all_greedy:
         return logits.argmax(dim=-1)
-    noise = sampling.noise.exponential(*logits.shape[1:])
+    noise = sampling.noise.exponential(*logits.shape[1:], stream=stream)
     groups = logits.shape[1]
     each = replace(
         sampling,

@@ -29,6 +29,7 @@ TEXT_TEMPERATURE = 1.5
 TEXT_TOP_K = 50
 """How text tokens are drawn, as the reference's `generate` has it; all of them are likely enough
 (`top_p` is 1)."""
+_TEXT_STREAM = 2
 _PER_GROUP = re.compile(r"(emb_ext|lm_heads)\.(\d+)\.weight")
 
 
@@ -72,7 +73,7 @@ class MossTTSTalker(Qwen3Rows, SupportsQuant):
         others = draw_groups(logits[:, 1:], sampling)
         text_logits = self.text_head(hidden).float()
         text_logits.masked_fill_(~self.pattern.allowed(sampling.memory), float("-inf"))
-        text = draw_groups(text_logits[:, None], _of_text(sampling))[:, 0]
+        text = draw_groups(text_logits[:, None], _of_text(sampling), _TEXT_STREAM)[:, 0]
         drawn = torch.cat([token_ids[:, None], others], dim=1)
         step = self.pattern.step(text, drawn, sampling.memory)
         return Frames(
