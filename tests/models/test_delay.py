@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
+from tests.models.speech import greedy
 from vllm_omni.models.delay import FREE, DelayPattern
 from vllm_omni.models.groups import draw_groups
 from vllm_omni.models.interfaces import FrameSampling
@@ -145,6 +147,16 @@ def test_special_codes_are_not_drawn(temperature: float) -> None:
     assert (codes[:, 0] == END).all(), "the first group may end"
     assert (codes[:, 1:] < BEGIN).all()
     assert codes[7, 2] == logits[7, 2].argmax()
+
+
+def test_no_row_waits_for_the_device() -> None:
+    """A-60: rows are made of numbers that nobody has looked at; looking would raise here."""
+    with FakeTensorMode():
+        pattern = v3(8)
+        logits = pattern.without_specials(torch.randn(5, 8, END + 1))
+        memory = torch.zeros(5, DelayPattern.MEMORY, dtype=torch.int64)
+        step = pattern.step(draw_groups(logits, greedy(5)), memory)
+        assert step.codes.shape == (5, 8) and step.ended.shape == (5,)
 
 
 @quick

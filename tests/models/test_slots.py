@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from vllm_omni.models.slots import SlotPattern, SlotTokens
 
@@ -78,3 +79,13 @@ def test_rows_equal_those_of_a_plain_loop(requests: list[list[list[int]]]) -> No
             made[i].append(row)
         open_ = [i for i, ended in zip(open_, step.ended.tolist(), strict=True) if not ended]
     assert made == [one_by_one(drawn) for drawn in requests]
+
+
+def test_no_row_waits_for_the_device() -> None:
+    """Rows are made of numbers that nobody has looked at; looking would raise here."""
+    with FakeTensorMode():
+        pattern = SlotPattern(GROUPS, WORDS, TOKENS, PAD)
+        memory = torch.zeros(5, SlotPattern.MEMORY, dtype=torch.int64)
+        text = pattern.allowed(memory).long().argmax(dim=1)
+        step = pattern.step(text, torch.zeros(5, GROUPS, dtype=torch.int64), memory)
+        assert step.codes.shape == (5, GROUPS) and step.ended.shape == (5,)
