@@ -11,6 +11,8 @@ from transformers import (
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Reference,
 )
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from vllm_omni.models.code_predictor import CodePredictor
 from vllm_omni.models.depth import draw
@@ -44,8 +46,10 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="module")
 def predictor(reference: Reference) -> CodePredictor:
-    model = CodePredictor(reference.config).eval()
-    model.load_state_dict(reference.state_dict())
+    with set_current_vllm_config(VllmConfig()):
+        model = CodePredictor(reference.config).eval()
+    loaded = AutoWeightsLoader(model).load_weights(reference.state_dict().items())
+    assert loaded == {name for name, _ in model.named_parameters()}
     return model
 
 

@@ -1,62 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-Omni's code predictor, run over a batch of requests at once."""
+"""Qwen3-Omni's code predictor, run over a batch of requests at once.
 
-from copy import deepcopy
+Reference: transformers' `Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration`, whose names
+of parameters it has.
+"""
 
 import torch
-from transformers import Cache, DynamicCache, Qwen3OmniMoeTalkerCodePredictorConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-)
+from torch import nn
+from transformers import Qwen3OmniMoeTalkerCodePredictorConfig
 
 from vllm_omni.models.depth import DepthModel
-
-# Without a mask, transformers' attention is causal over the first call's two positions, and over
-# the cache for the single position of each later call.
-_NO_MASK = {"full_attention": None}
+from vllm_omni.models.depth_layers import DepthConfig, DepthTransformer
 
 
-class CodePredictor(Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, DepthModel):
-    """See `DepthModel`; inputs are as wide as the talker.
+class CodePredictor(DepthModel):
+    """See `DepthModel`.
 
     Args:
         config: The talker config's `code_predictor_config`.
+        width: Of inputs and embeddings. Default: the predictor's own.
     """
 
-    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
-        config = deepcopy(config)
-        # Inner modules take the config's dtype; vLLM says by the default dtype what it wants.
-        config.dtype = torch.get_default_dtype()
-        super().__init__(config)
+    def __init__(
+        self, config: Qwen3OmniMoeTalkerCodePredictorConfig, width: int | None = None
+    ) -> None:
+        super().__init__()
+        groups = config.num_code_groups
+        self.drawn_groups, self.drawn_vocabulary = groups - 1, config.vocab_size
+        self.model = DepthTransformer(DepthConfig.of(config, groups, head_norm=True))
+        width = width or config.hidden_size
+        self.model.codec_embedding = nn.ModuleList(
+            nn.Embedding(config.vocab_size, width) for _ in range(groups - 1)
+        )
+        self.lm_head = nn.ModuleList(
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(groups - 1)
+        )
 
     def project(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The talker's vectors [..., width] at this model's width: the same, here."""
+        """See `DepthModel`: the same, here."""
         return inputs
-
-    @property
-    def drawn_groups(self) -> int:
-        """See `DepthModel`."""
-        return len(self.lm_head)
-
-    @property
-    def drawn_vocabulary(self) -> int:
-        """See `DepthModel`."""
-        return self.config.vocab_size
-
-    def new_cache(self) -> Cache:
-        """See `DepthModel`."""
-        return DynamicCache(config=self.config)
-
-    def advance(self, inputs: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """See `DepthModel`."""
-        output = self.model(
-            inputs_embeds=self.project(inputs),
-            attention_mask=_NO_MASK,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return output.last_hidden_state[:, -1]
 
     def code_logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """See `DepthModel`."""

@@ -6,11 +6,9 @@ as the sum of the embeddings of its codes, each code out of a table of its group
 groups are one, one after the other.
 """
 
-from copy import deepcopy
-
 import torch
 from torch import nn
-from transformers import Cache, CsmConfig, CsmDepthDecoderForCausalLM, DynamicCache
+from transformers import CsmConfig
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -20,11 +18,12 @@ from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 
 from vllm_omni.models.codec_lm import CodecLM
 from vllm_omni.models.depth import DepthModel
+from vllm_omni.models.depth_layers import DepthConfig, DepthTransformer
 from vllm_omni.models.interfaces import Frames, FrameSampling
 from vllm_omni.pipelines.csm import end_ids
 
 
-class CsmDepthDecoder(CsmDepthDecoderForCausalLM, DepthModel):
+class CsmDepthDecoder(DepthModel):
     """See `DepthModel`; inputs are as wide as the backbone.
 
     Args:
@@ -32,45 +31,32 @@ class CsmDepthDecoder(CsmDepthDecoderForCausalLM, DepthModel):
     """
 
     def __init__(self, config: CsmConfig) -> None:
-        own = deepcopy(config.depth_decoder_config)
-        # Inner modules take the config's dtype; vLLM says by the default dtype what it wants.
-        own.dtype = torch.get_default_dtype()
-        super().__init__(own)
-        self._codebook_size = config.codec_config.codebook_size
+        super().__init__()
+        own = config.depth_decoder_config
+        self.drawn_groups = own.num_codebooks - 1
+        self.drawn_vocabulary = config.codec_config.codebook_size
+        """What the codec knows."""
+        self._vocabulary = own.vocab_size
+        self.model = DepthTransformer(DepthConfig.of(own, own.num_codebooks, head_norm=False))
+        self.model.inputs_embeds_projector = nn.Linear(
+            own.backbone_hidden_size, own.hidden_size, bias=False
+        )
+        self.codebooks_head = nn.Module()
+        self.codebooks_head.weight = nn.Parameter(
+            torch.empty(self.drawn_groups, own.hidden_size, own.vocab_size)
+        )
 
-    @property
-    def drawn_groups(self) -> int:
+    def project(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `DepthModel`."""
-        return self.config.num_codebooks - 1
-
-    @property
-    def drawn_vocabulary(self) -> int:
-        """See `DepthModel`: what the codec knows."""
-        return self._codebook_size
-
-    def new_cache(self) -> Cache:
-        """See `DepthModel`."""
-        return DynamicCache(config=self.config)
-
-    def advance(self, inputs: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """See `DepthModel`."""
-        model = self.model
-        hidden = model.inputs_embeds_projector(inputs)
-        rotation = model.rotary_emb(hidden, position_ids=positions)
-        for layer in model.layers:
-            # Without a mask, attention is causal over two positions, and over the cache for one.
-            hidden = layer(
-                hidden, attention_mask=None, past_key_values=cache, position_embeddings=rotation
-            )
-        return model.norm(hidden[:, -1])
+        return self.model.inputs_embeds_projector(inputs)
 
     def code_logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """See `DepthModel`."""
-        return hidden @ self.codebooks_head.weight[index, :, : self._codebook_size]
+        return hidden @ self.codebooks_head.weight[index, :, : self.drawn_vocabulary]
 
     def code_embeds(self, index: int, codes: torch.Tensor) -> torch.Tensor:
         """See `DepthModel`."""
-        return self.model.embed_tokens(codes + (index + 1) * self.config.vocab_size)
+        return self.model.embed_tokens(codes + (index + 1) * self._vocabulary)
 
 
 class CsmTalker(CodecLM, SupportsQuant):

@@ -2,50 +2,38 @@
 """Completing codec frames by a small transformer, over a batch of requests at once.
 
 Such a model is fed the hidden state that a frame's first code was sampled from and the embedding of
-that code, then code by code; each time it gives the logits of the next one. The layers are
-transformers' own; what is ours is the loop (transformers' `generate` does it with host
-synchronization in each step) and the drawing.
+that code, then code by code; each time it gives the logits of the next one. (transformers'
+`generate` does it with host synchronization in each step.)
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
 
 import torch
-from transformers import Cache
+from torch import nn
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from vllm_omni.models.depth_layers import DepthTransformer
 from vllm_omni.models.interfaces import FrameSampling
 
 
-class DepthModel(ABC):
-    """What the loop has to know of a model; a mix-in of its class."""
+class DepthModel(nn.Module, ABC):
+    """Completes frames; a model says how codes are embedded and chosen.
 
-    @property
-    @abstractmethod
-    def drawn_groups(self) -> int:
-        """Codes per frame that it draws: all but the first."""
+    Attributes:
+        model: The decoder.
+        drawn_groups: Codes per frame that it draws: all but the first.
+        drawn_vocabulary: Codes that it chooses from.
+    """
 
-    @property
-    @abstractmethod
-    def drawn_vocabulary(self) -> int:
-        """Codes that it chooses from."""
-
-    @abstractmethod
-    def new_cache(self) -> Cache:
-        """For the keys and values of one frame."""
+    model: DepthTransformer
+    drawn_groups: int
+    drawn_vocabulary: int
 
     @abstractmethod
-    def advance(self, inputs: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Hidden states after further inputs.
-
-        Args:
-            inputs: [b, n, width]; n is 2 in a frame's first call, where attention is causal, and 1
-                in the others.
-            positions: int64 [1, n], of the inputs in the frame.
-            cache: Holds what came before, and takes what comes now.
-
-        Returns:
-            [b, hidden_size], those of the last input.
-        """
+    def project(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs [b, n, input width] at the decoder's width."""
 
     @abstractmethod
     def code_logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -68,27 +56,69 @@ class DepthModel(ABC):
         Returns:
             Codes int64 [b, groups - 1] and their embeddings [b, groups - 1, width].
         """
-        groups = self.drawn_groups
-        cache = self.new_cache()
-        positions = torch.arange(groups + 1, device=hidden.device)[None]
-        shape = (groups, self.drawn_vocabulary)
-        noise = None if sampling.all_greedy else sampling.noise.exponential(*shape)
+        groups, vocabulary = self.drawn_groups, self.drawn_vocabulary
+        frames = self.model.new_frames(len(hidden))
+        warp = luck = None
+        if not sampling.all_greedy:
+            warp = Warp.of(sampling, vocabulary)
+            luck = warp.luck(sampling.noise.exponential(groups, vocabulary))
         inputs = torch.stack([hidden, first], dim=1)
         codes, embeds, fed = [], [], 0
         for index in range(groups):
-            stop = fed + inputs.shape[1]
-            last = self.advance(inputs, positions[:, fed:stop], cache)
-            fed = stop
-            logits = self.code_logits(index, last).float()
-            code = draw(logits, sampling, None if noise is None else noise[:, index])
+            last = self.model(self.project(inputs), fed, frames)
+            fed += inputs.shape[1]
+            scores = self.code_logits(index, last).float()
+            if warp is not None and luck is not None:
+                scores = warp.warped(scores) + luck[:, index]
+            code = scores.argmax(dim=-1)
             inputs = self.code_embeds(index, code)[:, None]
             codes.append(code)
             embeds.append(inputs)
         return torch.stack(codes, dim=1), torch.cat(embeds, dim=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Warp:
+    """Temperature, then top-k, then top-p, as transformers orders them; nothing for the greedy.
+
+    Attributes:
+        temperature: float32 [b, 1]; 1 for greedy requests.
+        top_k: int64 [b].
+        top_p: float32 [b].
+        lucky: float32 [b, 1]; 0 for greedy requests, 1 for the others.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    lucky: torch.Tensor
+
+    @classmethod
+    def of(cls, sampling: FrameSampling, vocabulary: int) -> Self:
+        """For logits over a vocabulary."""
+        greedy = sampling.temperature == 0
+        return cls(
+            torch.where(greedy, 1.0, sampling.temperature)[:, None],
+            torch.where(sampling.top_k == 0, vocabulary, sampling.top_k).clamp_max(vocabulary),
+            sampling.top_p,
+            (~greedy).float()[:, None],
+        )
+
+    def warped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits, float32 [b, vocabulary], with what may not be drawn at -inf."""
+        return apply_top_k_top_p(logits / self.temperature, self.top_k, self.top_p)
+
+    def luck(self, noise: torch.Tensor) -> torch.Tensor:
+        """What is added to warped logits, so that their largest is a draw (Gumbel's trick).
+
+        Args:
+            noise: float32 [b, ..., vocabulary], exponential.
+        """
+        return noise.log().mul_(self.lucky.view(-1, *[1] * (noise.ndim - 1))).neg_()
+
+
 def draw(logits: torch.Tensor, sampling: FrameSampling, noise: torch.Tensor | None) -> torch.Tensor:
-    """One code per request: temperature, then top-k, then top-p, as transformers orders them.
+    """One code per request, without waiting for the device.
 
     Args:
         logits: float32 [b, vocabulary].
@@ -98,14 +128,7 @@ def draw(logits: torch.Tensor, sampling: FrameSampling, noise: torch.Tensor | No
     Returns:
         int64 [b].
     """
-    greedy = logits.argmax(dim=-1)
     if noise is None:
-        return greedy
-    vocabulary = logits.shape[-1]
-    is_greedy = sampling.temperature == 0
-    top_k = torch.where(sampling.top_k == 0, vocabulary, sampling.top_k).clamp_max(vocabulary)
-    warped = logits / torch.where(is_greedy, 1.0, sampling.temperature)[:, None]
-    probs = apply_top_k_top_p(warped, top_k, sampling.top_p).softmax(dim=-1)
-    # The arg-min of exponential(1) / p is distributed as p, and needs no host synchronization.
-    drawn = (probs / noise).argmax(dim=-1)
-    return torch.where(is_greedy, greedy, drawn)
+        return logits.argmax(dim=-1)
+    warp = Warp.of(sampling, logits.shape[-1])
+    return (warp.warped(logits) + warp.luck(noise)).argmax(dim=-1)

@@ -30,10 +30,7 @@ class Qwen3TTSCodePredictor(CodePredictor):
     """
 
     def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig, width: int) -> None:
-        super().__init__(config)
-        self.model.codec_embedding = nn.ModuleList(
-            nn.Embedding(config.vocab_size, width) for _ in range(config.num_code_groups - 1)
-        )
+        super().__init__(config, width)
         self.small_to_mtp_projection = (
             nn.Identity() if config.hidden_size == width else nn.Linear(width, config.hidden_size)
         )
