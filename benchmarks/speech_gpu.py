@@ -56,7 +56,7 @@ class Heard:
 class Server:
     """The deployment, and requests to it."""
 
-    def __init__(self, device: str, overrides: dict[str, Any]) -> None:
+    def __init__(self, device: str, deploy: str, overrides: dict[str, Any]) -> None:
         from gpu_checkpoints import qwen3_tts
 
         from vllm_omni import AsyncOmni
@@ -66,7 +66,7 @@ class Server:
         model = qwen3_tts(WORK / "qwen3_tts_1b7")
         talker = {"stage_id": 0, "devices": device, "load_format": "dummy", **overrides}
         config = {
-            "base_config": "qwen3_tts.yaml",
+            "base_config": f"{deploy}.yaml",
             "stages": [talker, {"stage_id": 1, "devices": device}],
         }
         began = time.perf_counter()
@@ -151,11 +151,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="0")
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--deploy", default="qwen3_tts", help="name of a shipped deploy file")
     parser.add_argument("--name", default="speech_gpu", help="of the result file")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     args = parser.parse_args()
     report = Report(args.name)
-    server = Server(args.device, {"enforce_eager": True} if args.eager else {})
+    server = Server(args.device, args.deploy, {"enforce_eager": True} if args.eager else {})
     report.raw["start_s"] = server.start_s
     work: dict[str, Callable[[], Awaitable[list[Heard]]]] = {
         "alone": lambda: closed_loop(server.say, 1, 12),

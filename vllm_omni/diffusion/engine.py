@@ -75,6 +75,7 @@ class Engine:
         max_requests: Most live requests; further ones are refused.
         scheduler: What decides which calls run next; with its own `max_batch`.
         foresee: Run calls that are still to come together with those that they follow.
+        graphs: Capture CUDA graphs of the methods that have rules for them.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Engine:
         max_requests: int = 256,
         scheduler: CallScheduler | None = None,
         foresee: bool = True,
+        graphs: bool = False,
     ) -> None:
         self._spec = spec
         self._device = _indexed(device or torch.device("cpu"))
@@ -94,6 +96,10 @@ class Engine:
         self._foresees = foresee
         self._assets = loaded.assets
         self._components = {name: _serve(name, part) for name, part in loaded.components.items()}
+        if graphs:
+            for component in self._components.values():
+                for collator in component.collators.values():
+                    collator.capture()
         self._scheduler = CallScheduler(max_batch) if scheduler is None else scheduler
         self._stopwatch = stopwatch_for(self._device)
         self._live: dict[str, _Live] = {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the calls of a component's method are put together: declarations that `collate` follows."""
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -125,6 +126,37 @@ class Packing:
     pack: Callable[[Any], Any]
 
 
+GRAPH_LENGTHS = (1, 2, 4, 8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
+"""Lengths that codec decoders have graphs for; others are padded to the next one."""
+GRAPH_ROWS = (1, 2, 4, 8, 16, 32)
+GRAPH_SIZE = 256
+"""Rows times length up to which a forward takes as long as the host needs to launch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The method is replayed from CUDA graphs where its inputs are small (and the stage is not
+    `enforce_eager`). It has one argument, which is `Ragged`, and gives one tensor; both are on the
+    device all the time.
+
+    Attributes:
+        example: Rows and length -> an argument of that size, on any device.
+        lengths: Sizes along the ragged dimension that there are graphs for.
+        rows: Likewise of rows.
+        size: The largest product of the two.
+    """
+
+    example: Callable[[int, int], torch.Tensor]
+    lengths: tuple[int, ...] = GRAPH_LENGTHS
+    rows: tuple[int, ...] = GRAPH_ROWS
+    size: int = GRAPH_SIZE
+
+    def examples(self) -> list[torch.Tensor]:
+        """One of each size, the largest first."""
+        pairs = [(r, n) for r in self.rows for n in self.lengths if r * n <= self.size]
+        return [self.example(*pair) for pair in sorted(pairs, key=math.prod, reverse=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """How calls of one method are put together and taken apart again.
@@ -142,6 +174,8 @@ class CallRules:
         dropped_outputs: Outputs by name that callers do not use and that cannot be taken apart:
             left out where calls ran together.
         max_batch: Calls per forward, if fewer than the engine's limit; 1 for never together.
+        graphs: See there; None for none.
+        to_host: Results are moved to the CPU, those of a batch at once.
     """
 
     arguments: Mapping[str, Rule] = field(default_factory=dict)
@@ -152,3 +186,5 @@ class CallRules:
     packings: Mapping[type, Packing] = field(default_factory=dict)
     dropped_outputs: frozenset[str] = frozenset()
     max_batch: int | None = None
+    graphs: Graphs | None = None
+    to_host: bool = False

@@ -97,6 +97,7 @@ class Worker:
             device=device,
             max_batch=settings.max_batch,
             max_requests=config.max_requests,
+            graphs=not settings.enforce_eager,
         )
         self._connector: OmniConnector = create_connector(
             config.connector, config.connector_extra, config.deployment_id

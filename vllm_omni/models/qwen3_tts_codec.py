@@ -144,17 +144,17 @@ class CodecDecoder(nn.Module):
         return self.pre_transformer.transform(hidden.transpose(1, 2))
 
     def samples(self, latents: torch.Tensor) -> torch.Tensor:
-        """[batch, frames, latent_dim] -> float32 [batch, samples] in [-1, 1], on the CPU."""
+        """[batch, frames, latent_dim] -> float32 [batch, samples] in [-1, 1]."""
         hidden = latents.transpose(1, 2)
         for blocks in self.upsample:
             for block in blocks:
                 hidden = block(hidden)
         for block in self.decoder:
             hidden = block(hidden)
-        return hidden.clamp(min=-1, max=1).squeeze(1).float().cpu()
+        return hidden.clamp(min=-1, max=1).squeeze(1).float()
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 [batch, groups, frames] -> float32 [batch, samples] in [-1, 1], on the CPU."""
+        """int64 [batch, groups, frames] -> float32 [batch, samples] in [-1, 1]."""
         return self.samples(self.latents(codes))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from vllm_omni.models.interfaces import CompleteFrames, Frames, FrameSampling
 from vllm_omni.models.noise import Noise
-from vllm_omni.platforms.cuda.graphs import Results, ShapeGraphs
+from vllm_omni.platforms.graphs import Results, ShapeGraphs
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Requests in a step; others are padded to the next one."""

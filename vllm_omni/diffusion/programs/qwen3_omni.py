@@ -21,7 +21,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
-from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 
@@ -89,23 +89,32 @@ class FrameDecoder(nn.Module):
         self.decoder = code2wav.decoder
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[batch, frames, hidden_size] -> float32 [batch, samples] on the CPU."""
+        """[batch, frames, hidden_size] -> float32 [batch, samples]."""
         hidden = hidden.transpose(1, 2)
         for blocks in self.upsample:
             for block in blocks:
                 hidden = block(hidden)
         for block in self.decoder:
             hidden = block(hidden)
-        return hidden.clamp(min=-1, max=1).squeeze(1).float().cpu()
+        return hidden.clamp(min=-1, max=1).squeeze(1).float()
 
 
 def components(code2wav: Qwen3OmniMoeCode2Wav) -> Loaded:
     """The model as the program uses it."""
     config = code2wav.config
     rate, trimmed = samples_per_frame(config), trimmed_samples(config)
-    encoder_rules = CallRules({"codes": Ragged(-1)}, RaggedOutput(lambda frames: frames, dim=1))
+    width, dtype = config.hidden_size, next(code2wav.parameters()).dtype
+    groups = config.num_quantizers
+    encoder_rules = CallRules(
+        {"codes": Ragged(-1)},
+        RaggedOutput(lambda frames: frames, dim=1),
+        graphs=Graphs(lambda rows, n: torch.zeros(rows, groups, n, dtype=torch.int64)),
+    )
     decoder_rules = CallRules(
-        {"hidden": Ragged(1)}, RaggedOutput(lambda frames: frames * rate - trimmed)
+        {"hidden": Ragged(1)},
+        RaggedOutput(lambda frames: frames * rate - trimmed),
+        graphs=Graphs(lambda rows, n: torch.zeros(rows, n, width, dtype=dtype)),
+        to_host=True,
     )
     return Loaded(
         {

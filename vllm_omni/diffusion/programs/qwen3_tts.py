@@ -29,7 +29,7 @@ from vllm_omni.diffusion.programs.recordings import (
     checked_recording,
     received_recordings,
 )
-from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniClientError, OmniConfigError
@@ -85,12 +85,16 @@ def components(
     """The models as the program uses them; without the last two it encodes nothing."""
     up, down = config.decode_upsample_rate, config.encode_downsample_rate
     same = RaggedOutput(lambda frames: frames, dim=1)
+    sizes, dtype = config.decoder_config, next(decoder.parameters()).dtype
+    codes = Graphs(lambda rows, n: torch.zeros(rows, sizes.num_quantizers, n, dtype=torch.int64))
+    latents = Graphs(lambda rows, n: torch.zeros(rows, n, sizes.latent_dim, dtype=dtype))
+    sound = RaggedOutput(lambda frames: frames * up)
     parts = {
         "decoder": Component(
             decoder,
             {
-                "latents": CallRules({"codes": Ragged(-1)}, same),
-                "samples": CallRules({"latents": Ragged(1)}, RaggedOutput(lambda n: n * up)),
+                "latents": CallRules({"codes": Ragged(-1)}, same, graphs=codes),
+                "samples": CallRules({"latents": Ragged(1)}, sound, graphs=latents, to_host=True),
             },
         )
     }

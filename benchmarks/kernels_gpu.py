@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a frame's completion and a packet's decoding take on a GPU, from graphs and without.
+
+    python benchmarks/kernels_gpu.py
+
+Qwen3-TTS-1.7B's code predictor (15 codes per frame) and its codec decoder, random weights in
+bfloat16. Milliseconds on the device, medians.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import WORK, Report
+from gpu_checkpoints import qwen3_tts
+from vllm.config import VllmConfig, set_current_vllm_config
+
+from vllm_omni.ar.cuda.frame_graphs import FrameGraphs
+from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
+from vllm_omni.diffusion.programs import qwen3_tts as program
+from vllm_omni.diffusion.replay import Replay
+from vllm_omni.diffusion.spec import LoadContext
+from vllm_omni.models.interfaces import Frames, FrameSampling
+from vllm_omni.models.noise import Noise
+from vllm_omni.models.qwen3_tts_talker import Qwen3TTSCodePredictor
+
+DEVICE = torch.device("cuda")
+ROUNDS = 30
+
+
+def milliseconds(work: Callable[[], Any]) -> float:
+    """From the first kernel's launch to the last one's end."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def sampling(batch: int) -> FrameSampling:
+    """As the published generation config draws."""
+    numbers = torch.arange(batch, device=DEVICE)
+    return FrameSampling(
+        temperature=torch.full((batch,), 0.9, device=DEVICE),
+        top_k=torch.full((batch,), 50, device=DEVICE),
+        top_p=torch.ones(batch, device=DEVICE),
+        noise=Noise(numbers, numbers),
+        all_greedy=False,
+        memory=torch.zeros(batch, 0, dtype=torch.int64, device=DEVICE),
+    )
+
+
+def frames(report: Report, config: Qwen3TTSConfig) -> None:
+    """The code predictor's."""
+    talker = config.talker_config
+    width = talker.hidden_size
+    torch.set_default_dtype(torch.bfloat16)
+    with set_current_vllm_config(VllmConfig()), DEVICE:
+        predictor = Qwen3TTSCodePredictor(talker.code_predictor_config, width)
+    torch.set_default_dtype(torch.float32)
+
+    def complete(hidden: torch.Tensor, tokens: torch.Tensor, drawn: FrameSampling) -> Frames:
+        codes, embeds = predictor.predict(hidden, hidden, drawn)
+        return Frames(codes, embeds.sum(dim=1))
+
+    graphs = FrameGraphs(complete)
+    graphs.capture(64, width, 0, DEVICE, torch.bfloat16)
+    for batch in (1, 16, 64):
+        hidden = torch.randn(batch, width, device=DEVICE, dtype=torch.bfloat16)
+        given = (hidden, torch.zeros(batch, dtype=torch.int64, device=DEVICE), sampling(batch))
+        report.add(f"frame of {batch}, graph", milliseconds(lambda g=given: graphs(*g)), "ms")
+        report.add(f"frame of {batch}, eager", milliseconds(lambda g=given: complete(*g)), "ms")
+
+
+def packets(report: Report) -> None:
+    """The codec decoder's."""
+    loaded = program.load(LoadContext(str(WORK / "qwen3_tts_1b7"), DEVICE, torch.bfloat16))
+    part = loaded.components["decoder"]
+    for name in ("latents", "samples"):
+        rules, method = part.methods[name], getattr(part.module, name)
+        replay = Replay(method, name, rules, DEVICE)
+        for rows, length in ((1, 1), (1, 4), (1, 25), (16, 8), (64, 25), (64, 600)):
+            if length > 100 and name == "samples":
+                continue
+            value = rules.graphs.example(rows, length).to(DEVICE)
+            what = f"{name} of {rows} x {length} frames"
+            report.add(f"{what}, graph", milliseconds(lambda v=value, r=replay: r(v)), "ms")
+            report.add(f"{what}, eager", milliseconds(lambda v=value, m=method: m(v)), "ms")
+
+
+@torch.inference_mode()
+def main() -> None:
+    report = Report("kernels_gpu")
+    model = qwen3_tts(WORK / "qwen3_tts_1b7")
+    frames(report, Qwen3TTSConfig.from_pretrained(model))
+    packets(report)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
