@@ -37,8 +37,8 @@ TASK, REFERENCE_TEXT, REFERENCE, TEXT, SOUND = (
     "<|audio|>",
 )
 """What stands before the parts of a prompt."""
-CONTROL = re.compile(r"(<\|[a-z]+:[a-z_]+\|>)")
-"""A token that says how; in the checkpoint's vocabulary, or else text."""
+CONTROL = re.compile(r"<\|\w+:[^<>]+\|>")
+"""Tokens of a vocabulary that say how something is said."""
 
 
 def delays(config: PretrainedConfig) -> tuple[int, ...]:
@@ -98,6 +98,8 @@ class HiggsAudioV3:
         missing = [name for name in (TASK, REFERENCE, TEXT, SOUND) if name not in self._added]
         if missing:
             raise OmniConfigError(f"the tokenizer of {model!r} lacks {', '.join(missing)}")
+        controls = sorted(filter(CONTROL.fullmatch, self._added))
+        self._control = re.compile(f"({'|'.join(map(re.escape, controls))})") if controls else None
 
     def prompt(
         self, request: SpeechRequest, references: Sequence[EncodedReference]
@@ -123,8 +125,9 @@ class HiggsAudioV3:
     def _said(self, text: str) -> list[int]:
         """Token ids, of which only those that say how are special."""
         ids: list[int] = []
-        for piece in CONTROL.split(text):
-            if CONTROL.fullmatch(piece) and piece in self._added:
+        pieces = [text] if self._control is None else self._control.split(text)
+        for index, piece in enumerate(pieces):
+            if index % 2:
                 ids.append(self._added[piece])
             else:
                 plain = self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True)

@@ -196,15 +196,14 @@ class _Rows(Layout):
 
     def say(self, ids: Sequence[int]) -> None:
         """Text tokens, without codes."""
-        for token in ids:
-            super().sound(self._padding, token)
+        self.both(ids, self._padding.expand(len(ids), -1))
 
-    def sound(self, rows: torch.Tensor, text: int | None = None) -> None:
+    def sound(self, rows: torch.Tensor) -> None:
         """Frames of a recording, int [n, groups], in their slots."""
         config, pad = self._config, self._config.audio_pad_code
         self.say([config.audio_start_token_id])
         slots = delayed(rows.int(), delays(config.n_vq), pad, pad)[:-1]
-        super().sound(slots, config.audio_user_slot_token_id)
+        self.both([config.audio_user_slot_token_id] * len(slots), slots)
         self.say([config.audio_end_token_id])
 
 

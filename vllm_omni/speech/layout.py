@@ -22,12 +22,15 @@ class Layout:
 
     def say(self, ids: Sequence[int]) -> None:
         """Text tokens."""
-        self._text.append(torch.tensor(ids, dtype=torch.int32))
-        self._codes.append(self._silent.expand(len(ids), -1))
+        self.both(ids, self._silent.expand(len(ids), -1))
 
-    def sound(self, rows: torch.Tensor, text: int = NOTHING) -> None:
-        """Rows of codes, int32 [n, groups], and a text token beside each of them."""
-        self._text.append(torch.full((len(rows),), text, dtype=torch.int32))
+    def sound(self, rows: torch.Tensor) -> None:
+        """Rows of codes, int32 [n, groups]."""
+        self.both([NOTHING] * len(rows), rows)
+
+    def both(self, ids: Sequence[int], rows: torch.Tensor) -> None:
+        """Text tokens, and a row of codes beside each."""
+        self._text.append(torch.tensor(ids, dtype=torch.int32))
         self._codes.append(rows)
 
     def made(self, placeholder: int) -> SpeechPrompt:
