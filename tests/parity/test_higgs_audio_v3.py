@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.parity import speaking
-from tests.parity.harness import Deployment, deployment, speech_config
+from tests.parity.harness import Deployment, counted, deployment, speech_config
 from tests.parity.speaking import assert_differ, assert_same
 from tests.reference.plain_delay import HiggsV3, Position, Row, frames_of
 from vllm_omni.diffusion.programs import higgs_audio_v3
@@ -128,7 +128,10 @@ def test_recordings_are_spoken_after(running: Deployment, expected: Expected) ->
         SpeechRequest(text=text, references=(recording("a"),)),
         SpeechRequest(text=text, references=(recording("b"),)),
     ]
-    told, untold, other, again = say(running, *requests, requests[1])
+    told, untold, other = say(running, *requests)
+    hits = counted("prefix_cache_hits")
+    (again,) = say(running, requests[1])
+    assert counted("prefix_cache_hits") > hits, "what was computed of the recording serves again"
     end = f"<|text|>{text}<|audio|>"
     assert_same(told, expected("<|tts|><|ref_text|>Warm and calm.<|ref_audio|>", rows_of("a"), end))
     assert_same(untold, expected("<|tts|><|ref_audio|>", rows_of("a"), end))
