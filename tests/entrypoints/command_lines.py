@@ -67,7 +67,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, line in enumerate(sys.stdin):
             log = Path(folder) / str(number)
-            process = ForkedProcess(["vllm-omni", *json.loads(line)], log, {})
+            sys.argv = ["vllm-omni", *json.loads(line)]  # vLLM's `bench` looks there
+            process = ForkedProcess(sys.argv, log, {})
             try:
                 code = process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:

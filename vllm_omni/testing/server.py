@@ -56,7 +56,6 @@ class ForkedProcess:
         os.environ.update(set(env.items()) - set(os.environ.items()))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
-        sys.argv = list(argv)  # vLLM's `bench` looks there
         from vllm_omni.entrypoints.cli.main import main
 
         # A test runner has put streams of its own in the places of these.

@@ -12,6 +12,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -70,47 +71,61 @@ def spoken(live: Live, words: str = LONG_PROMPT) -> tuple[int, str]:
     return 200, body["choices"][0]["message"]["audio"]["data"]
 
 
-def test_full_shared_memory(model: Path, tmp_path: Path) -> None:
-    """Requests whose tensors have no room fail; text goes on; nothing dies."""
+@dataclass(frozen=True)
+class Cramped:
+    """A server and the small file systems of its tensors and of its temporary files."""
+
+    live: Live
+    memory: Path
+    disk: Path
+
+
+@pytest.fixture(scope="module")
+def cramped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cramped]:
+    folder = tmp_path_factory.mktemp("cramped")
     with ExitStack() as stack:
-        memory = stack.enter_context(small_tmpfs(tmp_path / "shm"))
+        memory = stack.enter_context(small_tmpfs(folder / "shm"))
+        disk = stack.enter_context(small_tmpfs(folder / "disk"))
         deploy = yaml.safe_load(packaged_deploys()["qwen3_omni_moe"].read_text())
         deploy["connectors"]["codec_stream"]["extra"] |= {
             "directory": str(memory),
             "shm_threshold_bytes": 4096,
         }
-        config = tmp_path / "deploy.yaml"
+        config = folder / "deploy.yaml"
         config.write_text(yaml.safe_dump(deploy))
-        live = stack.enter_context(
-            serving(model, tmp_path / "server", ["--deploy-config", str(config)])
-        )
-        text, expected = live.text(), spoken(live)
-        assert expected[0] == 200
-        filler = fill(memory)
-        for _ in range(3):
-            status, message = spoken(live)
-            assert status == 503 and "shared memory is full" in message
-            assert live.text() == text
-        assert live.health() == 200
-        filler.unlink()
-        assert spoken(live) == expected
-        until(lambda: [n for n in os.listdir(memory) if not n.endswith("-lock")] == [], 10)
+        flags = ["--deploy-config", str(config)]
+        live = stack.enter_context(serving(model, folder / "server", flags, TMPDIR=str(disk)))
+        yield Cramped(live, memory, disk)
 
 
-def test_full_disk(model: Path, tmp_path: Path) -> None:
+def test_full_shared_memory(cramped: Cramped) -> None:
+    """Requests whose tensors have no room fail; text goes on; nothing dies."""
+    live, memory = cramped.live, cramped.memory
+    text, expected = live.text(), spoken(live)
+    assert expected[0] == 200
+    filler = fill(memory)
+    for _ in range(3):
+        status, message = spoken(live)
+        assert status == 503 and "shared memory is full" in message
+        assert live.text() == text
+    assert live.health() == 200
+    filler.unlink()
+    assert spoken(live) == expected
+    until(lambda: [n for n in os.listdir(memory) if not n.endswith("-lock")] == [], 10)
+
+
+def test_full_disk(cramped: Cramped) -> None:
     """A server writes nothing while it serves; a stage that starts again waits for room."""
-    with ExitStack() as stack:
-        disk = stack.enter_context(small_tmpfs(tmp_path / "disk"))
-        live = stack.enter_context(serving(model, tmp_path / "server", TMPDIR=str(disk)))
-        expected = live.text()
-        filler = fill(disk)
-        assert live.text() == expected
-        assert spoken(live)[0] == 200
-        worker(live, "code2wav").kill()
-        live.becomes(503, UNAVAILABLE_S)
-        assert live.text() == expected
-        filler.unlink()
-        assert_recovers(live, expected)
+    live = cramped.live
+    expected = live.text()
+    filler = fill(cramped.disk)
+    assert live.text() == expected
+    assert spoken(live)[0] == 200
+    worker(live, "code2wav").kill()
+    live.becomes(503, UNAVAILABLE_S)
+    assert live.text() == expected
+    filler.unlink()
+    assert_recovers(live, expected)
 
 
 @pytest.mark.full_model
