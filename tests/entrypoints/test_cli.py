@@ -176,6 +176,7 @@ def test_taken_port(lines: CommandLines, checkpoint: Path) -> None:
     assert_one_line(result, 1, port, "in use")
 
 
+@pytest.mark.full_model  # as test_too_little_memory of tests/dfx/reliability
 def test_stage_that_does_not_start(lines: CommandLines, checkpoint: Path) -> None:
     port = free_port()
     kv_cache = ("--kv-cache-memory-bytes", "1")
@@ -187,6 +188,7 @@ def test_stage_that_does_not_start(lines: CommandLines, checkpoint: Path) -> Non
     assert len(told) == 1 and "thinker" in told[0]
 
 
+@pytest.mark.full_model  # tests/dfx/reliability/test_start.py does it with a fork
 def test_interrupted_while_starting(checkpoint: Path, tmp_path: Path) -> None:
     with (tmp_path / "log.txt").open("w+") as log:
         process = subprocess.Popen(

@@ -38,7 +38,7 @@ def begin(model: Path, folder: Path, *flags: str) -> Live:
     [
         ("OmniHost", signal.SIGINT),
         rarely("EngineCore", signal.SIGTERM),
-        rarely("OmniForkServer", signal.SIGTERM),
+        ("OmniForkServer", signal.SIGTERM),
         rarely("OmniForkServer", signal.SIGINT),
         rarely("OmniHost", signal.SIGTERM),
         rarely("EngineCore", signal.SIGINT),
