@@ -104,6 +104,12 @@ def test_profiles_differ_from_the_default_only_in_what_they_say(tiny: Path) -> N
         assert "compilation_config" not in on_cpu.stages[0].engine_args
 
 
+def test_a_packaged_file_of_another_pipeline_is_refused(tiny: Path) -> None:
+    other = next(name for name in ("csm", "qwen3_tts_low_latency") if tiny.name not in name)
+    with pytest.raises(OmniConfigError, match=f"'{other}' is of another .* there are {tiny.name}"):
+        build_plan(str(tiny), deploy_config=other, host=CPU)
+
+
 def test_a_checkpoint_without_sound(tiny: Path, tmp_path: Path) -> None:
     if tiny.name + THINKER_ONLY_SUFFIX not in PIPELINES:
         pytest.skip("it makes nothing but sound")

@@ -98,6 +98,7 @@ def build_plan(
     pipeline = resolve(model, loaded.config, hf_config=hf_config, model_class_name=class_name)
     if deploy_config is None and pipeline.name in packaged_deploys():
         loaded = load_deploy(pipeline.name, host.platform)
+    _check_owner(loaded, pipeline)
     _warn_idle(loaded, flags)
     check_config(model, pipeline, hf_config, revision)
     inputs = _stage_inputs(
@@ -122,6 +123,21 @@ def build_plan(
         limits=limits or ServingLimits(),
         deploy_source=loaded.source,
     )
+
+
+def _check_owner(loaded: LoadedDeploy, pipeline: Pipeline) -> None:
+    """Refuse a packaged file of another pipeline: its numbers are about other stages.
+
+    Files are named after their pipelines, those of profiles with more behind it.
+    """
+    packaged = packaged_deploys()
+    chosen = [name for name, path in packaged.items() if str(path) == loaded.source]
+    own = [name for name in packaged if name.startswith(pipeline.name)]
+    if chosen and own and not pipeline.name.startswith(chosen[0]) and chosen[0] not in own:
+        raise OmniConfigError(
+            f"deploy config {chosen[0]!r} is of another pipeline than the model's, "
+            f"{pipeline.name!r}; there are {', '.join(own)}"
+        )
 
 
 def _stage_inputs(
