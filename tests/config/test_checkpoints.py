@@ -127,6 +127,22 @@ def test_csm_configs(
     assert_refused(model, says)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("audio_token_id", 9999, "from 0 to 404"),
+        ("text_config.vocab_size", 402, "from 0 to 401"),
+        ("semantic_model_config.downsampling_ratios", [2, 2, 4, 5, 5, 4], "should equal"),
+    ],
+)
+def test_vibevoice_configs(
+    key: str, value: Any, says: str, tiny_checkpoint: TINY, tmp_path: Path
+) -> None:
+    model = copied(tiny_checkpoint("vibevoice"), tmp_path)
+    changed(model, key, value)
+    assert_refused(model, says)
+
+
 VOICE = {"cond": torch.zeros(1, 16), "ref_mel": torch.zeros(1, 9, 80), "bos_token": 5}
 
 

@@ -86,7 +86,7 @@ class OmniCPUModelRunner(CPUModelRunner):
         self._sampling_hidden = step.sample_hidden_states
         output = super().sample_tokens(grammar_output)
         if self._sampled is not None:
-            spans = self._rows.hand_on(self._sampled.emissions, {"codes": self._sampled.codes})
+            spans = self._rows.hand_on(self._sampled.emissions, self._sampled.rows)
             self._sampled = None
         return with_spans(output, spans)
 
@@ -132,7 +132,8 @@ class OmniCPUModelRunner(CPUModelRunner):
         if frames.tokens is not None:
             sampled[kept, 0] = frames.tokens.to(sampled.dtype)
         wanted, indices = self._rows.frames_wanted(step)
-        self._sampled = Sampled(wanted, frames.codes[indices].to("cpu", torch.int32))
+        rows = self._rows.frames_as_rows(frames.codes[indices])
+        self._sampled = Sampled(wanted, {name: row.cpu() for name, row in rows.items()})
 
     def _emit_hidden(
         self, hidden: torch.Tensor, aux: list[torch.Tensor] | None
@@ -156,7 +157,7 @@ class OmniCPUModelRunner(CPUModelRunner):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Frames of a step: whose they are, and int32 [b, groups]."""
+    """Frames of a step: whose they are, and as what they are emitted, [b, ...]."""
 
     emissions: list[Emission]
-    codes: torch.Tensor
+    rows: dict[str, torch.Tensor]

@@ -22,7 +22,13 @@ from vllm_omni.ar.row_pages import RowPages
 from vllm_omni.ar.row_reading import POSITIONS, RowReader, rebase_positions, selected
 from vllm_omni.ar.wire import StageRequest
 from vllm_omni.inputs import RowInput
-from vllm_omni.models.interfaces import CompleteFrames, Frames, FrameSampling, RowDriven
+from vllm_omni.models.interfaces import (
+    CompleteFrames,
+    Frames,
+    FrameSampling,
+    OmniCapabilities,
+    RowDriven,
+)
 from vllm_omni.models.noise import Noise
 
 logger = init_logger(__name__)
@@ -84,14 +90,18 @@ class _Slots:
 
     Attributes:
         memory: int64 [slots, `frame_memory`], of each request's last frame.
+        state: [slots, `frame_state`] in the model's dtype, likewise.
         temperature: float32 [slots].
         top_k: int64 [slots].
         top_p: float32 [slots].
         seed: int64 [slots].
     """
 
-    def __init__(self, slots: int, memory: int, device: torch.device) -> None:
-        self.memory = torch.zeros(slots, memory, dtype=torch.int64, device=device)
+    def __init__(
+        self, slots: int, kept: OmniCapabilities, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.memory = torch.zeros(slots, kept.frame_memory, dtype=torch.int64, device=device)
+        self.state = torch.zeros(slots, kept.frame_state, dtype=dtype, device=device)
         self.temperature = torch.zeros(slots, device=device)
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.top_p = torch.ones(slots, device=device)
@@ -136,8 +146,7 @@ class RowState:
         self._reader = reader
         self._device = device
         self._pad = model.pad_input().to(device, dtype)
-        memory = model.omni_capabilities.frame_memory
-        self._slots = _Slots(max_requests, memory, device)
+        self._slots = _Slots(max_requests, model.omni_capabilities, device, dtype)
         self._pages = RowPages(max_requests, self._pad)
         self._requests: dict[str, _Request] = {}
         self.complete: CompleteFrames = model.frames
@@ -163,6 +172,7 @@ class RowState:
         self._pages.open(slot)
         seed = random.getrandbits(63) if request.frames.seed is None else request.frames.seed
         slots.memory[slot] = 0
+        slots.state[slot] = 0
         slots.temperature[slot] = request.frames.temperature
         slots.top_k[slot] = request.frames.top_k
         slots.top_p[slot] = request.frames.top_p
@@ -238,11 +248,14 @@ class RowState:
             noise=Noise(slots.seed[slot], position),
             all_greedy=all(self._requests[each].greedy for each in step.request_ids),
             memory=slots.memory[slot],
+            state=slots.state[slot],
         )
         frames = self.complete(hidden, token_ids, sampling)
         self._pages.frame_part[where] = frames.inputs
         if frames.memory is not None:
             slots.memory[slot] = frames.memory
+        if frames.state is not None:
+            slots.state[slot] = frames.state
         return frames
 
     def _slot_array(self, step: Step) -> np.ndarray:

@@ -138,6 +138,11 @@ class StageRows:
                 indices.append(i)
         return wanted, indices
 
+    def frames_as_rows(self, frames: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Frames [n, ...] under the stage's name for them, in the type that they travel in."""
+        (name,) = self.stage.emits
+        return {name: frames.to(torch.float32 if frames.is_floating_point() else torch.int32)}
+
     def hand_on(
         self, emissions: Sequence[Emission], rows: Mapping[str, torch.Tensor]
     ) -> dict[str, RowSpan]:

@@ -73,7 +73,8 @@ class Stage:
         emits: Names of the row tensors that it emits for downstream stages: `embeds` (the inputs
             of the first layer), `hidden` (the final norm's output), `hidden:N` (the input of
             layer N; `hidden:accept` takes N from the talker config's `accept_hidden_layer`),
-            `positions` (int32 [n, 3]), `codes` (int32 [n, groups]).
+            `positions` (int32 [n, 3]); of a row-driven stage its frames, under a name of its own:
+            `codes` (int32 [n, groups]) or numbers (float32 [n, width]).
         row_driven: Its inputs are rows: of an upstream stage (a talker), or of the prompt (the
             codec language model of a `speech` pipeline).
         final_output: Modality that it gives to the client, if any.

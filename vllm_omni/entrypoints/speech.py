@@ -162,7 +162,9 @@ def row_prompt(
     index = [0] * count
     for row, position in enumerate(order):
         index[position] = row
-    tensors = {"text": prompt.text[order].int(), "codes": prompt.codes[order].int()}
+    tensors = {"text": prompt.text[order].int()}
+    if prompt.codes is not None:
+        tensors["codes"] = prompt.codes[order].int()
     if prompt.vectors:
         tensors["vector"] = torch.stack(list(prompt.vectors.values()))
     rows = RowInput(spans=[_inline(tensors)], index=index, kinds=bytes(count), final=True)
@@ -181,7 +183,10 @@ def row_prompt(
 
 def _positions(prompt: SpeechPrompt) -> Iterator[bytes]:
     """All that stands at each position of the prompt."""
-    ids = torch.cat([prompt.text[:, None].int(), prompt.codes.int()], dim=1).numpy()
+    ids = prompt.text[:, None].int()
+    if prompt.codes is not None:
+        ids = torch.cat([ids, prompt.codes.int()], dim=1)
+    ids = ids.numpy()
     for position in range(prompt.length):
         vector = prompt.vectors.get(position)
         yield ids[position].tobytes() + (b"" if vector is None else vector.numpy().tobytes())

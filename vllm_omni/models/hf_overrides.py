@@ -14,6 +14,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2_5OmniConfig,
     Qwen3OmniMoeConfig,
+    VibeVoiceConfig,
 )
 
 from vllm_omni.config.hf.higgs_audio_v3 import HiggsAudioV3Config
@@ -42,6 +43,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _higgs_audio_v3_talker(config)
     if isinstance(config, MossTTSConfig):
         return _moss_tts_talker(config)
+    if isinstance(config, VibeVoiceConfig):
+        return _vibevoice_talker(config)
     return config
 
 
@@ -109,6 +112,13 @@ def _moss_tts_talker(config: MossTTSConfig) -> PretrainedConfig:
     talker.text_vocab_size = talker.vocab_size
     # What is sampled: the first group's codes, and an id for the end of the whole stream.
     talker.vocab_size = talker.codebook_size + 1
+    return talker
+
+
+def _vibevoice_talker(config: VibeVoiceConfig) -> PretrainedConfig:
+    talker = _stage_config(config, config, "VibeVoiceTalker")
+    # vLLM's name for the width of what is fed: with the number of the segment.
+    talker.text_config.projection_dim = talker.text_config.hidden_size + 1
     return talker
 
 

@@ -10,7 +10,7 @@ requests.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -27,11 +27,14 @@ class OmniCapabilities:
         emits: Row tensors that it can emit.
         frame_memory: Integers per request that it notes with each frame, to have them with the
             next one (how far a delay pattern is, for example).
+        frame_state: Likewise, numbers in the model's dtype (what the convolutions of a streaming
+            codec look back on, for example).
     """
 
     row_driven: bool = False
     emits: tuple[str, ...] = ()
     frame_memory: int = 0
+    frame_state: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class FrameSampling:
         noise: Random numbers of the frame.
         all_greedy: Every temperature is 0 (known on the host, so no sync is needed).
         memory: int64 [b, `frame_memory`]; of each request's last frame, zeros before the first.
+        state: [b, `frame_state`] in the model's dtype; likewise. Of the model's own making: it may
+            write to it.
     """
 
     temperature: torch.Tensor
@@ -53,23 +58,27 @@ class FrameSampling:
     noise: Noise
     all_greedy: bool
     memory: torch.Tensor
+    state: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
 
 class Frames(NamedTuple):
     """One codec frame for each of b requests.
 
     Attributes:
-        codes: int64 [b, groups]; column 0 is the sampled token, unless the model replaced it.
+        codes: What is emitted: int64 [b, groups], where column 0 is the sampled token unless the
+            model replaced it; or, of frames that are no codes, floating [b, width].
         inputs: [b, input_width]; the frame part of each request's next position.
         tokens: int64 [b]; what counts as sampled, where that is not what was: an end that only the
             whole frame shows is one of the stage's stop tokens here. None for as sampled.
         memory: int64 [b, `frame_memory`], for the next frame; None where there is none.
+        state: [b, `frame_state`]; likewise.
     """
 
     codes: torch.Tensor
     inputs: torch.Tensor
     tokens: torch.Tensor | None = None
     memory: torch.Tensor | None = None
+    state: torch.Tensor | None = None
 
 
 class CompleteFrames(Protocol):

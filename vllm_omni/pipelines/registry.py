@@ -87,6 +87,7 @@ BUILTINS = (
         thinker_only=True,
     ),
     _Builtin("csm", ("CsmForConditionalGeneration",), "csm"),
+    _Builtin("vibevoice", ("VibeVoiceForConditionalGeneration",), "vibevoice"),
     _Builtin("qwen3_tts", ("Qwen3TTSForConditionalGeneration",), "qwen3_tts"),
     _Builtin(
         "qwen2_5_omni",

@@ -83,8 +83,9 @@ class SpeechPrompt:
         length: Positions of the prompt.
         text: int32 [n], text token of each position, or `NOTHING`; n >= length.
         codes: int32 [n, groups], codec frame of each position; any of it may be `NOTHING`. Group 0
-            takes special codes, too.
-        vectors: Further vectors [hidden_size], by position.
+            takes special codes, too. None for models whose frames are no codes.
+        vectors: Further vectors [hidden_size], by position; of models whose frames are vectors,
+            frames of recordings.
         placeholder: The token id that stands for every position of the prompt. Penalties see it.
         reference_codes: int32 [frames, groups], for the codec decoder: what the sound is to be
             decoded after; None for nothing.
@@ -92,7 +93,7 @@ class SpeechPrompt:
 
     length: int
     text: torch.Tensor
-    codes: torch.Tensor
+    codes: torch.Tensor | None
     placeholder: int
     vectors: Mapping[int, torch.Tensor] = field(default_factory=dict)
     reference_codes: torch.Tensor | None = None

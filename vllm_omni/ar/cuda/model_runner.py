@@ -46,6 +46,8 @@ class OmniGPUModelRunner(GPUModelRunner):
         """Capture the backbone's graphs, then those of completing frames."""
         size = super().capture_model(profile_only=profile_only)
         if self._rows.inputs is not None and not profile_only:
+            if self.model.omni_capabilities.frame_state:
+                return size  # what is kept from frame to frame is no input of these graphs
             graphs = FrameGraphs(self._rows.inputs.complete)
             memory = self.model.omni_capabilities.frame_memory
             width = self.model_config.get_hidden_size()
@@ -105,10 +107,10 @@ class OmniGPUModelRunner(GPUModelRunner):
         else:
             return None
         wanted, indices = self._rows.frames_wanted(step)
-        codes = frames.codes.to(torch.int32)
+        codes = frames.codes
         if len(indices) < len(step.request_ids):
             codes = codes[inputs.on_device(torch.tensor(indices, dtype=torch.int64))]
-        return _OnDevice(wanted, {"codes": codes})
+        return _OnDevice(wanted, self._rows.frames_as_rows(codes))
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Finish the step; what it emits comes with its output."""

@@ -11,6 +11,7 @@ from vllm_omni.diffusion.programs import moss_tts as _moss_tts
 from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
 from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
 from vllm_omni.diffusion.programs import qwen3_tts as _qwen3_tts
+from vllm_omni.diffusion.programs import vibevoice as _vibevoice
 from vllm_omni.diffusion.spec import ProgramSpec
 
 qwen3_omni = ProgramSpec("code2wav", _qwen3_omni.run, _qwen3_omni.load, "audio")
@@ -36,3 +37,7 @@ higgs_audio_v3 = ProgramSpec("code2wav", _higgs_audio_v2.run, _higgs_audio_v3.lo
 moss_tts = ProgramSpec("code2wav", _moss_tts.run, _moss_tts.load, "audio")
 """`codes` int [rows, n_vq], delayed -> float32 [samples] at 24 kHz; with the option `encode`,
 recordings -> codes."""
+
+vibevoice = ProgramSpec("code2wav", _vibevoice.run, _vibevoice.load, "audio")
+"""`sound` float32 [frames, 1 + hop] -> float32 [samples] at 24 kHz; with the option `encode`,
+recordings -> latents."""
