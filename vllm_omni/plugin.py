@@ -8,6 +8,7 @@ ARCHITECTURES = {
     "MossTTSTalker": "vllm_omni.models.moss_tts:MossTTSTalker",
     "Qwen2_5OmniTalker": "vllm_omni.models.qwen2_5_omni_talker:Qwen2_5OmniTalker",
     "Qwen3TTSTalker": "vllm_omni.models.qwen3_tts_talker:Qwen3TTSTalker",
+    "VoxCPM2Talker": "vllm_omni.models.voxcpm2:VoxCPM2Talker",
     "VibeVoiceTalker": "vllm_omni.models.vibevoice:VibeVoiceTalker",
     "Qwen3OmniMoeTalker": "vllm_omni.models.qwen3_omni_moe_talker:Qwen3OmniMoeTalker",
 }

@@ -143,6 +143,24 @@ def test_vibevoice_configs(
     assert_refused(model, says)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("lm_config.vocab_size", 100, "= 100: should be more than 104"),
+        ("feat_dim", 32, "= 32: should equal audio_vae_config.latent_dim, which is 16"),
+        ("audio_vae_config.use_noise_block", True, "should be False: no other is known"),
+    ],
+)
+def test_voxcpm2_configs(
+    key: str, value: Any, says: str, tiny_checkpoint: TINY, tmp_path: Path
+) -> None:
+    model = copied(tiny_checkpoint("voxcpm2"), tmp_path)
+    (model / "audiovae.safetensors").touch()
+    changed(model, key, value)
+    assert_refused(model, says)
+    assert_refused(model, key)
+
+
 VOICE = {"cond": torch.zeros(1, 16), "ref_mel": torch.zeros(1, 9, 80), "bos_token": 5}
 
 

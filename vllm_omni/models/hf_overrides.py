@@ -20,6 +20,7 @@ from transformers import (
 from vllm_omni.config.hf.higgs_audio_v3 import HiggsAudioV3Config
 from vllm_omni.config.hf.moss_tts import MossTTSConfig
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
+from vllm_omni.config.hf.voxcpm2 import VoxCPM2Config
 
 HIGGS_AUDIO_V2_TALKER = "HiggsAudioV2Talker"
 _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
@@ -45,6 +46,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _moss_tts_talker(config)
     if isinstance(config, VibeVoiceConfig):
         return _vibevoice_talker(config)
+    if isinstance(config, VoxCPM2Config):
+        return _voxcpm2_talker(config)
     return config
 
 
@@ -119,6 +122,22 @@ def _vibevoice_talker(config: VibeVoiceConfig) -> PretrainedConfig:
     talker = _stage_config(config, config, "VibeVoiceTalker")
     # vLLM's name for the width of what is fed: with the number of the segment.
     talker.text_config.projection_dim = talker.text_config.hidden_size + 1
+    return talker
+
+
+def _voxcpm2_talker(config: VoxCPM2Config) -> PretrainedConfig:
+    talker = _stage_config(config, config, "VoxCPM2Talker")
+    # What vLLM wants to know of a language model.
+    names = ("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "hidden_size")
+    lm = config.lm_config
+    for name in names:
+        setattr(talker, name, lm[name])
+    talker.num_hidden_layers = lm["num_hidden_layers"] + config.residual_lm_num_layers
+    talker.head_dim = lm["kv_channels"] or lm["hidden_size"] // lm["num_attention_heads"]
+    # A frame goes on, or is the last one.
+    talker.vocab_size = 2
+    # vLLM's name for the width of what is fed: with a flag that says what is a frame.
+    talker.projection_dim = talker.hidden_size + 1
     return talker
 
 

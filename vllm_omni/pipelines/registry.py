@@ -88,6 +88,7 @@ BUILTINS = (
     ),
     _Builtin("csm", ("CsmForConditionalGeneration",), "csm"),
     _Builtin("vibevoice", ("VibeVoiceForConditionalGeneration",), "vibevoice"),
+    _Builtin("voxcpm2", ("VoxCPM2ForConditionalGeneration",), "voxcpm2"),
     _Builtin("qwen3_tts", ("Qwen3TTSForConditionalGeneration",), "qwen3_tts"),
     _Builtin(
         "qwen2_5_omni",

@@ -6,9 +6,10 @@ from transformers import AutoConfig
 from vllm_omni.config.hf.higgs_audio_v3 import HiggsAudioV3Config
 from vllm_omni.config.hf.moss_tts import MossTTSConfig
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
+from vllm_omni.config.hf.voxcpm2 import VoxCPM2Config
 
 
 def register_configs() -> None:
     """Make `AutoConfig` read these checkpoints, in this process. Idempotent."""
-    for known in (HiggsAudioV3Config, MossTTSConfig, Qwen3TTSConfig):
+    for known in (HiggsAudioV3Config, MossTTSConfig, Qwen3TTSConfig, VoxCPM2Config):
         AutoConfig.register(known.model_type, known, exist_ok=True)

@@ -12,6 +12,7 @@ from vllm_omni.diffusion.programs import qwen2_5_omni as _qwen2_5_omni
 from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
 from vllm_omni.diffusion.programs import qwen3_tts as _qwen3_tts
 from vllm_omni.diffusion.programs import vibevoice as _vibevoice
+from vllm_omni.diffusion.programs import voxcpm2 as _voxcpm2
 from vllm_omni.diffusion.spec import ProgramSpec
 
 qwen3_omni = ProgramSpec("code2wav", _qwen3_omni.run, _qwen3_omni.load, "audio")
@@ -40,4 +41,7 @@ recordings -> codes."""
 
 vibevoice = ProgramSpec("code2wav", _vibevoice.run, _vibevoice.load, "audio")
 """`sound` float32 [frames, 1 + hop] -> float32 [samples] at 24 kHz; with the option `encode`,
+recordings -> latents."""
+voxcpm2 = ProgramSpec("code2wav", _voxcpm2.run, _voxcpm2.load, "audio")
+"""`latents` float32 [frames, patch * latent size] -> float32 [samples]; with the option `encode`,
 recordings -> latents."""

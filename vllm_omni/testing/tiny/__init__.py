@@ -25,6 +25,7 @@ RECIPES: dict[str, str] = {
     "qwen3_tts_custom_voice": "vllm_omni.testing.tiny.qwen3_tts:custom_voice",
     "qwen3_tts_voice_design": "vllm_omni.testing.tiny.qwen3_tts:voice_design",
     "vibevoice": "vllm_omni.testing.tiny.vibevoice",
+    "voxcpm2": "vllm_omni.testing.tiny.voxcpm2",
 }
 
 STAMP = ".tiny_checkpoint.json"
