@@ -130,7 +130,6 @@ def write(out: Path, seed: int) -> None:
     model.save_pretrained(out)
     extractor = VibeVoiceAcousticTokenizerFeatureExtractor()
     VibeVoiceProcessor(extractor, tokenizer, chat_template=CHAT_TEMPLATE).save_pretrained(out)
-    extractor.save_pretrained(out)
     (out / "config.json").write_text(json.dumps(whole, indent=2) + "\n")
     ends = {"eos_token_id": whole["eos_token_id"], "pad_token_id": whole["pad_token_id"]}
     generation = json.dumps({**GENERATION_CONFIG, **ends}, indent=2)
