@@ -4,7 +4,9 @@
     python benchmarks/ar_gpu.py record           # on a CPU host: what tiny checkpoints answer
     python benchmarks/ar_gpu.py exact            # on the GPU: the same answers, alone and together
 
-What is recorded (`.work/gpu/*.npz`) has to be carried to the GPU. All is float32 and greedy:
+The checkpoint (`.work/gpu/FAMILY`; another
+version of transformers may draw other weights) and what is recorded (`FAMILY.npz` beside it) have
+to be carried to the GPU. All is float32 and greedy:
 frames and tokens must be the same, sounds the same but for rounding. Then sixteen requests with
 seeds must be the same alone and together.
 """
@@ -104,7 +106,8 @@ class Answers:
         name = {"qwen3_tts": "qwen3_tts_custom_voice"}.get(family, family)
         # In a process of its own: who forks stages must not have looked for CUDA.
         make = [sys.executable, "-m", "vllm_omni.testing.tiny", name, str(model)]
-        subprocess.run(make, check=True, cwd=ROOT)
+        if not model.exists():
+            subprocess.run(make, check=True, cwd=ROOT)
         plan = build_plan(str(model), deploy_config=config(family, mode), async_chunk=True)
         began = time.perf_counter()
         self.omni = AsyncOmni.from_plan(plan)
@@ -129,7 +132,7 @@ class Answers:
             if output.audio is not None:
                 sound.append(np.asarray(output.audio.samples))
             elif output.outputs:
-                tokens += output.outputs[0].token_ids
+                tokens = list(output.outputs[0].token_ids)  # all of them so far
         return tokens, np.concatenate(sound) if sound else np.zeros(0, np.float32)
 
     async def all(self, *, together: bool, greedy: bool) -> list[tuple[list[int], np.ndarray]]:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a frame's completion and a packet's decoding take on a GPU, from graphs and without.
 
-    python benchmarks/kernels_gpu.py
+    python benchmarks/kernels_gpu.py [--profile]
 
 Qwen3-TTS-1.7B's code predictor (15 codes per frame) and its codec decoder, random weights in
 bfloat16. Milliseconds on the device, medians.
 """
 
+import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -58,12 +59,14 @@ def sampling(batch: int) -> FrameSampling:
     )
 
 
-def frames(report: Report, config: Qwen3TTSConfig) -> None:
+def frames(report: Report, config: Qwen3TTSConfig, profile: bool) -> None:
     """The code predictor's."""
     talker = config.talker_config
     width = talker.hidden_size
     torch.set_default_dtype(torch.bfloat16)
-    with set_current_vllm_config(VllmConfig()), DEVICE:
+    vllm_config = VllmConfig()
+    vllm_config.kernel_config.ir_op_priority.set_default()  # as vLLM's workers do
+    with set_current_vllm_config(vllm_config), DEVICE:
         predictor = Qwen3TTSCodePredictor(talker.code_predictor_config, width)
     torch.set_default_dtype(torch.float32)
 
@@ -77,7 +80,20 @@ def frames(report: Report, config: Qwen3TTSConfig) -> None:
         hidden = torch.randn(batch, width, device=DEVICE, dtype=torch.bfloat16)
         given = (hidden, torch.zeros(batch, dtype=torch.int64, device=DEVICE), sampling(batch))
         report.add(f"frame of {batch}, graph", milliseconds(lambda g=given: graphs(*g)), "ms")
+        if batch == 1 and profile:
+            kernels(lambda g=given: graphs(*g))
         report.add(f"frame of {batch}, eager", milliseconds(lambda g=given: complete(*g)), "ms")
+
+
+def kernels(work: Callable[[], Any]) -> None:
+    """Print which kernels some work consists of."""
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    table = profiler.key_averages()
+    print(f"{sum(each.count for each in table)} kernels")
+    print(table.table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=70))
 
 
 def packets(report: Report) -> None:
@@ -98,9 +114,12 @@ def packets(report: Report) -> None:
 
 @torch.inference_mode()
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a frame")
+    args = parser.parse_args()
     report = Report("kernels_gpu")
     model = qwen3_tts(WORK / "qwen3_tts_1b7")
-    frames(report, Qwen3TTSConfig.from_pretrained(model))
+    frames(report, Qwen3TTSConfig.from_pretrained(model), args.profile)
     packets(report)
     report.finish()
 
