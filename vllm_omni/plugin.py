@@ -11,6 +11,7 @@ ARCHITECTURES = {
     "VoxCPM2Talker": "vllm_omni.models.voxcpm2:VoxCPM2Talker",
     "VibeVoiceTalker": "vllm_omni.models.vibevoice:VibeVoiceTalker",
     "Qwen3OmniMoeTalker": "vllm_omni.models.qwen3_omni_moe_talker:Qwen3OmniMoeTalker",
+    "VoxtralTTSTalker": "vllm_omni.models.voxtral_tts:VoxtralTTSTalker",
 }
 """Model classes of ours, by architecture; imported when a stage needs one."""
 

@@ -10,6 +10,7 @@ A step reads all of its inputs by one index and writes all of its frames by one;
 for the device. One implementation serves both of vLLM's model runners.
 """
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class _Slots:
         top_k: int64 [slots].
         top_p: float32 [slots].
         seed: int64 [slots].
+        guidance: float32 [slots].
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class _Slots:
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.top_p = torch.ones(slots, device=device)
         self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.guidance = torch.zeros(slots, device=device)
         self.free = list(range(slots))[::-1]
 
     def take(self) -> int:
@@ -177,6 +180,8 @@ class RowState:
         slots.top_k[slot] = request.frames.top_k
         slots.top_p[slot] = request.frames.top_p
         slots.seed[slot] = _wrapped(seed)
+        guidance = request.frames.guidance
+        slots.guidance[slot] = math.nan if guidance is None else guidance
         self._take([self._arrival(state, request.rows, prompt_token_ids)])
         if request.rows.final:
             self._pages.complete(slot, state.filled)
@@ -249,6 +254,7 @@ class RowState:
             all_greedy=all(self._requests[each].greedy for each in step.request_ids),
             memory=slots.memory[slot],
             state=slots.state[slot],
+            guidance=slots.guidance[slot],
         )
         frames = self.complete(hidden, token_ids, sampling)
         self._pages.frame_part[where] = frames.inputs

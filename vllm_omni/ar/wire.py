@@ -23,12 +23,17 @@ CONTROL_REQUEST_ID = "omni-control"
 
 
 class FrameSampling(msgspec.Struct, frozen=True, array_like=True):
-    """How to draw the further codes of a talker's frame (`subtalker_sampling_params`)."""
+    """How to draw the further codes of a talker's frame (`subtalker_sampling_params`).
+
+    Attributes:
+        guidance: Weight of classifier-free guidance; None for the model's own.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    guidance: float | None = None
 
 
 class StageRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -63,12 +68,11 @@ def frame_sampling(params: SamplingParams) -> FrameSampling:
     the first one is. A greedy talker is greedy throughout, as in transformers, and the request's
     seed is the frame's seed.
     """
-    if params.temperature == 0:
-        return FrameSampling(seed=params.seed)
     wanted = (params.extra_args or {}).get(SUBTALKER)
     if wanted is None:
         top_k = max(0, params.top_k)
-        return FrameSampling(params.temperature, top_k, params.top_p, params.seed)
+        drawn_alike = FrameSampling(params.temperature, top_k, params.top_p, params.seed)
+        return FrameSampling(seed=params.seed) if params.temperature == 0 else drawn_alike
     try:
         given = {key: value for key, value in dict(wanted).items() if key in _SUBTALKER_KEYS}
         drawn = msgspec.convert({"seed": params.seed, **given}, SubtalkerSampling)
@@ -76,8 +80,11 @@ def frame_sampling(params: SamplingParams) -> FrameSampling:
         raise OmniClientError(
             f"{SUBTALKER}: {error}", param=f"sampling_params_list.extra_args.{SUBTALKER}"
         ) from error
+    if params.temperature == 0:
+        return FrameSampling(seed=params.seed, guidance=drawn.guidance_scale)
     # -1 is vLLM's spelling of all.
-    return FrameSampling(drawn.temperature, max(0, drawn.top_k), drawn.top_p, drawn.seed)
+    top_k = max(0, drawn.top_k)
+    return FrameSampling(drawn.temperature, top_k, drawn.top_p, drawn.seed, drawn.guidance_scale)
 
 
 _SUBTALKER_KEYS = frozenset(SubtalkerSampling.__struct_fields__)

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled, StrictDatacl
 from transformers import PretrainedConfig
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index
-from vllm_omni.config.hf import register_configs
+from vllm_omni.config.hf import own_config, register_configs
 from vllm_omni.errors import OmniConfigError
 
 DIFFUSERS = "diffusers"
@@ -41,7 +41,7 @@ def load_hf_config(
             model, MODEL_INDEX, revision
         ):
             return _index_config(model_index(model, revision))
-        return get_config(model, trust_remote_code, revision=revision)
+        return own_config(get_config(model, trust_remote_code, revision=revision))
     except OmniConfigError:
         raise
     except (httpx2.TransportError, OfflineModeIsEnabled) as error:

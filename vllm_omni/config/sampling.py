@@ -41,12 +41,18 @@ class SamplingError(ValueError):
 
 
 class SubtalkerSampling(msgspec.Struct):
-    """How to draw the further codes of a talker's frame, with the defaults of a sampled one."""
+    """How to draw the further codes of a talker's frame, with the defaults of a sampled one.
+
+    Attributes:
+        guidance_scale: Of classifier-free guidance, in models that have it; None for the model's
+            own.
+    """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 50
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    guidance_scale: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
 
 
 def sampling_params(given: Mapping[str, Any], base: Mapping[str, Any]) -> SamplingParams:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 from transformers.initialization import no_init_weights
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from vllm_omni.config.hf import register_configs
 from vllm_omni.diffusion.spec import LoadContext
@@ -36,19 +36,23 @@ def checkpoint_file(ctx: LoadContext, name: str) -> str:
     return path
 
 
-def read_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, torch.Tensor]:
+def read_tensors(
+    ctx: LoadContext, prefix: str, folder: str = "", file: str = SAFE_WEIGHTS_NAME
+) -> dict[str, torch.Tensor]:
     """As `find_tensors`.
 
     Raises:
         OmniConfigError: There are none.
     """
-    tensors = find_tensors(ctx, prefix, folder)
+    tensors = find_tensors(ctx, prefix, folder, file)
     if not tensors:
         raise OmniConfigError(f"checkpoint {ctx.model!r} has no weights {prefix}*")
     return tensors
 
 
-def find_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, torch.Tensor]:
+def find_tensors(
+    ctx: LoadContext, prefix: str, folder: str = "", file: str = SAFE_WEIGHTS_NAME
+) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors whose names start with `prefix`, named without it, on the CPU.
 
     Only the files that hold such tensors are opened (and, from the hub, downloaded).
@@ -57,23 +61,24 @@ def find_tensors(ctx: LoadContext, prefix: str, folder: str = "") -> dict[str, t
         ctx: Which checkpoint.
         prefix: Of the tensors' names.
         folder: Of the checkpoint, with weights of its own.
+        file: Name of the weights' file, if it is one.
     """
     index = cached_file(
         ctx.model,
-        SAFE_WEIGHTS_INDEX_NAME,
+        f"{file}.index.json",
         subfolder=folder,
         revision=ctx.revision,
         _raise_exceptions_for_missing_entries=False,
     )
     if index is None:
-        files = {SAFE_WEIGHTS_NAME}
+        files = {file}
     else:
-        with open(index, encoding="utf-8") as file:
-            weight_map = json.load(file)["weight_map"]
-        files = {file for name, file in weight_map.items() if name.startswith(prefix)}
+        with open(index, encoding="utf-8") as opened:
+            weight_map = json.load(opened)["weight_map"]
+        files = {shard for name, shard in weight_map.items() if name.startswith(prefix)}
     tensors = {}
-    for file in sorted(files):
-        path = checkpoint_file(ctx, f"{folder}/{file}" if folder else file)
+    for shard_name in sorted(files):
+        path = checkpoint_file(ctx, f"{folder}/{shard_name}" if folder else shard_name)
         with safe_open(path, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 - not a mapping
                 if name.startswith(prefix):

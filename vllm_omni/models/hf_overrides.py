@@ -17,12 +17,15 @@ from transformers import (
     VibeVoiceConfig,
 )
 
+from vllm_omni.config.hf import own_config
 from vllm_omni.config.hf.higgs_audio_v3 import HiggsAudioV3Config
 from vllm_omni.config.hf.moss_tts import MossTTSConfig
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 from vllm_omni.config.hf.voxcpm2 import VoxCPM2Config
+from vllm_omni.config.hf.voxtral_tts import VoxtralTTSConfig
 
 HIGGS_AUDIO_V2_TALKER = "HiggsAudioV2Talker"
+VOXTRAL_TTS_TALKER = "VoxtralTTSTalker"
 _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 QWEN3_MROPE_SECTION = [24, 20, 20]
 """What transformers' Qwen3-Omni rotary embedding assumes if the config does not say."""
@@ -30,6 +33,7 @@ QWEN3_MROPE_SECTION = [24, 20, 20]
 
 def talker_config(config: PretrainedConfig) -> PretrainedConfig:
     """The talker's config of an omni checkpoint, as our talker classes and vLLM expect it."""
+    config = own_config(config)
     if isinstance(config, Qwen3OmniMoeConfig):
         return _qwen3_talker(config)
     if isinstance(config, Qwen2_5OmniConfig):
@@ -48,6 +52,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _vibevoice_talker(config)
     if isinstance(config, VoxCPM2Config):
         return _voxcpm2_talker(config)
+    if isinstance(config, VoxtralTTSConfig):
+        return _voxtral_tts_talker(config)
     return config
 
 
@@ -138,6 +144,16 @@ def _voxcpm2_talker(config: VoxCPM2Config) -> PretrainedConfig:
     talker.vocab_size = 2
     # vLLM's name for the width of what is fed: with a flag that says what is a frame.
     talker.projection_dim = talker.hidden_size + 1
+    return talker
+
+
+def _voxtral_tts_talker(config: VoxtralTTSConfig) -> PretrainedConfig:
+    if config.architectures == [VOXTRAL_TTS_TALKER]:
+        return config
+    talker = _stage_config(config, config, VOXTRAL_TTS_TALKER)
+    talker.text_vocab_size = config.vocab_size
+    # What is sampled: the first group's codes.
+    talker.vocab_size = config.code_sizes[0]
     return talker
 
 

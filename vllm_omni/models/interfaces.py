@@ -50,6 +50,8 @@ class FrameSampling:
         memory: int64 [b, `frame_memory`]; of each request's last frame, zeros before the first.
         state: [b, `frame_state`] in the model's dtype; likewise. Of the model's own making: it may
             write to it.
+        guidance: float32 [b]; weight of classifier-free guidance inside of a frame, NaN for the
+            model's own. None is that for all.
     """
 
     temperature: torch.Tensor
@@ -59,6 +61,7 @@ class FrameSampling:
     all_greedy: bool
     memory: torch.Tensor
     state: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    guidance: torch.Tensor | None = None
 
 
 class Frames(NamedTuple):

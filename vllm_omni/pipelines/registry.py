@@ -90,6 +90,7 @@ BUILTINS = (
     _Builtin("vibevoice", ("VibeVoiceForConditionalGeneration",), "vibevoice"),
     _Builtin("voxcpm2", ("VoxCPM2ForConditionalGeneration",), "voxcpm2"),
     _Builtin("qwen3_tts", ("Qwen3TTSForConditionalGeneration",), "qwen3_tts"),
+    _Builtin("voxtral_tts", ("VoxtralTTSForConditionalGeneration",), "voxtral_tts"),
     _Builtin(
         "qwen2_5_omni",
         ("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel"),

@@ -50,6 +50,7 @@ class FrameGraphs:
                 torch.zeros(size, device=device, dtype=torch.int64),
                 torch.zeros(size, device=device, dtype=torch.int64),
                 torch.zeros(size, memory, device=device, dtype=torch.int64),
+                torch.ones(size, device=device),
             )
             for size in reversed(sizes)
         )
@@ -58,6 +59,7 @@ class FrameGraphs:
         self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
     ) -> Frames:
         """See `CompleteFrames`."""
+        assert sampling.guidance is not None  # the engine's requests have it
         results = self._graphs(
             hidden,
             token_ids,
@@ -67,6 +69,7 @@ class FrameGraphs:
             sampling.noise.seeds,
             sampling.noise.positions,
             sampling.memory,
+            sampling.guidance,
         )
         return Frames(*results)
 
@@ -80,6 +83,7 @@ class FrameGraphs:
         seeds: torch.Tensor,
         positions: torch.Tensor,
         memory: torch.Tensor,
+        guidance: torch.Tensor,
     ) -> Results:
         """The frames of requests of which any may be greedy."""
         sampling = FrameSampling(
@@ -89,5 +93,6 @@ class FrameGraphs:
             noise=Noise(seeds, positions),
             all_greedy=False,
             memory=memory,
+            guidance=guidance,
         )
         return tuple(self._frames(hidden, token_ids, sampling))

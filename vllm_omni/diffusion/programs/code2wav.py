@@ -13,6 +13,7 @@ from vllm_omni.diffusion.programs import qwen3_omni as _qwen3_omni
 from vllm_omni.diffusion.programs import qwen3_tts as _qwen3_tts
 from vllm_omni.diffusion.programs import vibevoice as _vibevoice
 from vllm_omni.diffusion.programs import voxcpm2 as _voxcpm2
+from vllm_omni.diffusion.programs import voxtral_tts as _voxtral_tts
 from vllm_omni.diffusion.spec import ProgramSpec
 
 qwen3_omni = ProgramSpec("code2wav", _qwen3_omni.run, _qwen3_omni.load, "audio")
@@ -45,3 +46,6 @@ recordings -> latents."""
 voxcpm2 = ProgramSpec("code2wav", _voxcpm2.run, _voxcpm2.load, "audio")
 """`latents` float32 [frames, patch * latent size] -> float32 [samples]; with the option `encode`,
 recordings -> latents."""
+voxtral_tts = ProgramSpec("code2wav", _voxtral_tts.run, _voxtral_tts.load, "audio")
+"""`codes` int [frames, groups], special ones included -> float32 [samples] at 24 kHz; with the
+option `encode`, recordings -> codes, if the checkpoint can."""

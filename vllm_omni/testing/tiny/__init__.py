@@ -26,6 +26,8 @@ RECIPES: dict[str, str] = {
     "qwen3_tts_voice_design": "vllm_omni.testing.tiny.qwen3_tts:voice_design",
     "vibevoice": "vllm_omni.testing.tiny.vibevoice",
     "voxcpm2": "vllm_omni.testing.tiny.voxcpm2",
+    "voxtral_tts": "vllm_omni.testing.tiny.voxtral_tts",
+    "voxtral_tts_voices_only": "vllm_omni.testing.tiny.voxtral_tts:voices_only",
 }
 
 STAMP = ".tiny_checkpoint.json"
