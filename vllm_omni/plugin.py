@@ -3,6 +3,7 @@
 
 ARCHITECTURES = {
     "CsmTalker": "vllm_omni.models.csm:CsmTalker",
+    "DiaTalker": "vllm_omni.models.dia:DiaTalker",
     "HiggsAudioV2Talker": "vllm_omni.models.higgs_audio_v2:HiggsAudioV2Talker",
     "HiggsAudioV3Talker": "vllm_omni.models.higgs_audio_v3:HiggsAudioV3Talker",
     "MossTTSTalker": "vllm_omni.models.moss_tts:MossTTSTalker",

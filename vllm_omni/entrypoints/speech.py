@@ -189,7 +189,8 @@ def _positions(prompt: SpeechPrompt) -> Iterator[bytes]:
     ids = ids.numpy()
     for position in range(prompt.length):
         vector = prompt.vectors.get(position)
-        yield ids[position].tobytes() + (b"" if vector is None else vector.numpy().tobytes())
+        own = b"" if vector is None else vector.numpy().tobytes()
+        yield ids[position].tobytes() + own + prompt.context
 
 
 def _inline(tensors: dict[str, torch.Tensor]) -> RowSpan:

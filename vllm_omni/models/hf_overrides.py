@@ -10,6 +10,7 @@ from copy import deepcopy
 
 from transformers import (
     CsmConfig,
+    DiaConfig,
     HiggsAudioV2Config,
     PretrainedConfig,
     Qwen2_5OmniConfig,
@@ -23,6 +24,8 @@ from vllm_omni.config.hf.moss_tts import MossTTSConfig
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 from vllm_omni.config.hf.voxcpm2 import VoxCPM2Config
 from vllm_omni.config.hf.voxtral_tts import VoxtralTTSConfig
+from vllm_omni.models.dia_sizes import STREAMS, head_size, input_width
+from vllm_omni.pipelines.dia import lanes
 
 HIGGS_AUDIO_V2_TALKER = "HiggsAudioV2Talker"
 VOXTRAL_TTS_TALKER = "VoxtralTTSTalker"
@@ -54,6 +57,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return _voxcpm2_talker(config)
     if isinstance(config, VoxtralTTSConfig):
         return _voxtral_tts_talker(config)
+    if isinstance(config, DiaConfig):
+        return _dia_talker(config)
     return config
 
 
@@ -155,6 +160,28 @@ def _voxtral_tts_talker(config: VoxtralTTSConfig) -> PretrainedConfig:
     # What is sampled: the first group's codes.
     talker.vocab_size = config.code_sizes[0]
     return talker
+
+
+def _dia_talker(config: DiaConfig) -> PretrainedConfig:
+    """What vLLM has to know of its sequences (see `models.dia`), and the whole config as `dia`."""
+    own = config.decoder_config
+    text = config.encoder_config.max_position_embeddings * lanes(own)
+    talker = PretrainedConfig(
+        architectures=["DiaTalker"],
+        dia=deepcopy(config),
+        head_dim=head_size(own),
+        hidden_size=STREAMS * own.hidden_size,
+        intermediate_size=own.intermediate_size,
+        max_position_embeddings=text + own.max_position_embeddings,
+        num_attention_heads=STREAMS * own.num_attention_heads,
+        num_hidden_layers=own.num_hidden_layers,
+        num_key_value_heads=STREAMS * own.num_key_value_heads,
+        # vLLM's name for the width of what is fed.
+        projection_dim=input_width(config),
+        # An id for the end, which only a whole row shows.
+        vocab_size=own.vocab_size + 1,
+    )
+    return _stage_config(config, talker, "DiaTalker")
 
 
 def _stage_config(

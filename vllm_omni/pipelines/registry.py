@@ -89,6 +89,7 @@ BUILTINS = (
     _Builtin("csm", ("CsmForConditionalGeneration",), "csm"),
     _Builtin("vibevoice", ("VibeVoiceForConditionalGeneration",), "vibevoice"),
     _Builtin("voxcpm2", ("VoxCPM2ForConditionalGeneration",), "voxcpm2"),
+    _Builtin("dia", ("DiaForConditionalGeneration",), "dia"),
     _Builtin("qwen3_tts", ("Qwen3TTSForConditionalGeneration",), "qwen3_tts"),
     _Builtin("voxtral_tts", ("VoxtralTTSForConditionalGeneration",), "voxtral_tts"),
     _Builtin(

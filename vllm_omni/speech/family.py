@@ -89,6 +89,8 @@ class SpeechPrompt:
         placeholder: The token id that stands for every position of the prompt. Penalties see it.
         reference_codes: int32 [frames, groups], for the codec decoder: what the sound is to be
             decoded after; None for nothing.
+        context: What else decides what positions come to, as a text does that an encoder reads as
+            a whole. Prompts share their beginnings only if theirs are equal.
     """
 
     length: int
@@ -97,6 +99,7 @@ class SpeechPrompt:
     placeholder: int
     vectors: Mapping[int, torch.Tensor] = field(default_factory=dict)
     reference_codes: torch.Tensor | None = None
+    context: bytes = b""
 
 
 class SpeechFamily(Protocol):

@@ -4,6 +4,7 @@
 A program takes rows of `codes` and decode windows over them and emits `audio`.
 """
 
+from vllm_omni.diffusion.programs import dia as _dia
 from vllm_omni.diffusion.programs import higgs_audio_v2 as _higgs_audio_v2
 from vllm_omni.diffusion.programs import higgs_audio_v3 as _higgs_audio_v3
 from vllm_omni.diffusion.programs import mimi as _mimi
@@ -49,3 +50,7 @@ recordings -> latents."""
 voxtral_tts = ProgramSpec("code2wav", _voxtral_tts.run, _voxtral_tts.load, "audio")
 """`codes` int [frames, groups], special ones included -> float32 [samples] at 24 kHz; with the
 option `encode`, recordings -> codes, if the checkpoint can."""
+
+dia = ProgramSpec("code2wav", _dia.run, _dia.load, "audio")
+"""`codes` int [rows, groups], delayed -> float32 [samples] at 44.1 kHz; with the option `encode`,
+recordings -> codes."""

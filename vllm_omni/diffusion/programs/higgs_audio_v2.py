@@ -45,9 +45,14 @@ _RESIDUAL_SPAN = _KERNEL_SPAN * (1 + 3 + 9)
 
 def decoder_reach(config: HiggsAudioV2TokenizerConfig) -> Reach:
     """Frames that the samples of a frame depend on."""
-    first, last = 0, config.hop_length - 1
+    return dac_reach(tuple(config.acoustic_model_config.upsampling_ratios))
+
+
+def dac_reach(upsampling_ratios: tuple[int, ...]) -> Reach:
+    """Likewise, of a DAC's decoder."""
+    first, last = 0, math.prod(upsampling_ratios) - 1
     first, last = first - _KERNEL_SPAN, last + _KERNEL_SPAN
-    for stride in reversed(config.acoustic_model_config.upsampling_ratios):
+    for stride in reversed(upsampling_ratios):
         first, last = first - _RESIDUAL_SPAN, last + _RESIDUAL_SPAN
         padding = math.ceil(stride / 2)
         # A transposed convolution of kernel size 2 * stride.

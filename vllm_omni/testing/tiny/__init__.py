@@ -16,6 +16,7 @@ from pathlib import Path
 
 RECIPES: dict[str, str] = {
     "csm": "vllm_omni.testing.tiny.csm",
+    "dia": "vllm_omni.testing.tiny.dia",
     "higgs_audio_v2": "vllm_omni.testing.tiny.higgs_audio_v2",
     "higgs_multimodal_qwen3": "vllm_omni.testing.tiny.higgs_multimodal_qwen3",
     "moss_tts": "vllm_omni.testing.tiny.moss_tts",
