@@ -88,7 +88,7 @@ def test_voices_that_are_none(copy: Path, voice: Any, says: str) -> None:
     elif voice is not None:
         torch.save(voice, file)
     with pytest.raises(OmniConfigError, match=says):
-        family(copy)
+        build_plan(str(copy), host=Host.current())
     assert not Path("/tmp/vllm-omni-pickle-ran").exists()
 
 

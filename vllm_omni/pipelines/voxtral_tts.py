@@ -41,7 +41,11 @@ def constraints(config: PretrainedConfig) -> Mapping[str, Any]:
 
 
 def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
-    """What is wrong with a checkpoint."""
+    """What is wrong with a checkpoint.
+
+    Raises:
+        OmniConfigError: A voice's file is not what it should be.
+    """
     codec, acoustic = config.codec_config, config.acoustic_config
     own = "multimodal.audio_tokenizer_args."
     codes = "multimodal.audio_model_args."
@@ -67,7 +71,9 @@ def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
         if value != 1:
             yield Problem(f"{own}{name}", value, "should be 1: the codec is causal and mono")
     for name in config.voices:
-        if PurePath(name).name != name:
+        if PurePath(name).name == name:
+            _voice(model, name, config.hidden_size)
+        else:
             yield Problem(f"{own}voice", name, "should be the name of a file, without a folder")
 
 
@@ -80,7 +86,7 @@ class VoxtralTTS:
         tokenizer: Its own.
 
     Raises:
-        OmniConfigError: A voice's file or the tokenizer is not what it should be.
+        OmniConfigError: The tokenizer, or a voice's file, is not what it should be.
     """
 
     def __init__(self, config: PretrainedConfig, model: str, tokenizer: TokenizerLike) -> None:
