@@ -23,6 +23,7 @@ from vllm_omni.diffusion.programs.convolutions import ConvolutionDecoding
 from vllm_omni.errors import OmniClientError
 from vllm_omni.inputs import Window
 from vllm_omni.models.voxcpm2_codec import SoundDecoder, decoder_context, folded
+from vllm_omni.pipelines.voxcpm2 import STOPS
 from vllm_omni.speech.request import Reference, SpeechRequest
 from vllm_omni.testing.media import sound
 from vllm_omni.testing.tiny.voxcpm2 import Model
@@ -35,7 +36,7 @@ FRAME = 1280
 # Samples are in [-1, 1], recorded in 16 bits. Steps are batched, which rounds differently.
 TOLERANCE = 1e-4
 MARGIN = 1e-3
-ROUNDING_MARGIN = 3e-5
+ROUNDING_MARGIN = 1e-4
 MAX_FRAMES = 20
 CONFIG = speech_config("voxcpm2.yaml")
 BYTES_PER_TOKEN = 3 * 2 * 1 * 32 * 4
@@ -45,7 +46,6 @@ CONFIG["stages"][0] |= {
     "max_model_len": 4 * BLOCK,
     "kv_cache_memory_bytes": 9 * BLOCK * BYTES_PER_TOKEN,
 }
-PREEMPTION_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Case:
         return SpeechRequest(
             text=self.said["text"],
             instructions=self.said.get("instructions"),
-            references=(recording(*heard),) if heard else (),
+            references=(recording(*heard, self.said.get("transcript")),) if heard else (),
         )
 
     @property
@@ -70,8 +70,8 @@ class Case:
         return {"max_tokens": MAX_FRAMES, "seed": self.said["seed"]}
 
 
-def recording(seconds: float, seed: int) -> Reference:
-    return Reference(sound(seconds, RECORDING_RATE, seed), RECORDING_RATE)
+def recording(seconds: float, seed: int, transcript: str | None = None) -> Reference:
+    return Reference(sound(seconds, RECORDING_RATE, seed), RECORDING_RATE, transcript)
 
 
 ARRAYS = dict(np.load(FIXTURES / "arrays.npz"))
@@ -126,24 +126,33 @@ def test_the_cases_are_telling() -> None:
 
 
 def test_alone_and_together(speaker: Speaker) -> None:
-    """The sound is the package's, alone and among sixteen that share their beginnings and
-    preempt each other, streamed in growing windows."""
+    """The sound is the package's, alone and among sixteen, streamed in growing windows."""
     for case in CASES:
         (alone,) = speaker.say((case.request, case.params))
         assert_same(alone, case.sound)
-    pieces = speaker.running.run(speaker.pieces(CASES[5].request, CASES[5].params))
+    pieces = speaker.running.run(speaker.pieces(CASES[0].request, CASES[0].params))
     assert [len(piece) // FRAME for piece in pieces] == [1, 2, 4, 8, 5]
     order = [i % len(CASES) for i in range(16)]
     asked = [(CASES[i].request, CASES[i].params) for i in order]
-    hits, preemptions = counted("prefix_cache_hits"), counted("num_preemptions")
-    for _ in range(PREEMPTION_ATTEMPTS):  # whether the memory runs out is a matter of timing
-        for i, made in zip(order, speaker.say(*asked), strict=True):
-            assert_same(made, CASES[i].sound)
-        if counted("num_preemptions") > preemptions:
-            break
-    else:
-        pytest.fail("there was memory for all")
+    for i, made in zip(order, speaker.say(*asked), strict=True):
+        assert_same(made, CASES[i].sound)
+
+
+def test_what_is_shared_changes_nothing(speaker: Speaker) -> None:
+    """Requests that begin alike share what was computed, and take turns with the little memory that
+    there is."""
+    for _ in range(2):
+        hits = counted("prefix_cache_hits")
+        (made,) = speaker.say((CASES[3].request, CASES[3].params))
+        assert_same(made, CASES[3].sound)
     assert counted("prefix_cache_hits") > hits
+    endless = {"max_tokens": 32, "logit_bias": {STOPS: -100.0}, "seed": 1}
+    asked = [(CASES[i].request, endless) for i in (0, 1)]
+    alone = [speaker.say(each)[0] for each in asked]
+    preemptions = counted("num_preemptions")
+    for i, made in enumerate(speaker.say(*asked * 5)):
+        assert_same(made, alone[i % 2])
+    assert counted("num_preemptions") > preemptions
 
 
 def test_a_recording_is_the_voice(speaker: Speaker) -> None:
@@ -160,6 +169,9 @@ def test_a_recording_is_the_voice(speaker: Speaker) -> None:
     one, *others = speaker.say(*asked)
     (again,) = speaker.say((first, case.params))
     assert_same(one, again)
+    (heard,) = first.references
+    (begun,) = speaker.say((replace(first, references=(replace(heard, text="So."),)), case.params))
+    others.append(begun)
     for other in others:
         length = min(len(one), len(other))
         assert not np.allclose(one[:length], other[:length], atol=0.01)
@@ -211,7 +223,7 @@ def test_speech_of_any_length(speaker: Speaker) -> None:
     case = CASES[5]
     (short,) = speaker.say((case.request, {**case.params, "max_tokens": 1, "min_tokens": 0}))
     assert_same(short, case.sound[:FRAME])
-    (least,) = speaker.say((case.request, {**case.params, "logit_bias": {1: 100.0}}))
+    (least,) = speaker.say((case.request, {**case.params, "logit_bias": {STOPS: 100.0}}))
     assert_same(least, case.sound[: 4 * FRAME])
 
 

@@ -38,14 +38,16 @@ OUT = Path(__file__).parent / "fixtures" / "voxcpm2"
 RECORDING_RATE = 16_000
 MAX_FRAMES = 20
 BATCH = 5
-# Arguments of a request; `recording` is seconds and seed of `vllm_omni.testing.media.sound`.
+# Arguments of a request; `recording` is seconds and seed of `vllm_omni.testing.media.sound`, and
+# `transcript` its words, if these are known.
 CASES: list[dict[str, Any]] = [
-    {"text": "Hello, how are you?", "seed": 1},
+    {"text": "Hello, how are you?", "seed": 7},
     {"text": "One, two,\n three.", "seed": 2},
     {"text": "你好，世界。今天天气很好。", "seed": 3},
     {"text": "The quick brown fox.", "seed": 4, "recording": [4.0, 1]},
     {"text": "Hello, how are you?", "seed": 1, "recording": [1.1, 3]},
-    {"text": "Yes.", "seed": 5, "instructions": "A calm and friendly voice"},
+    {"text": "Yes.", "seed": 5, "instructions": "A calm, friendly voice"},
+    {"text": "Good morning.", "seed": 8, "recording": [1.2, 8], "transcript": "One, two,"},
 ]
 
 
@@ -96,7 +98,10 @@ def speak(model: VoxCPM2Model, case: dict[str, Any], folder: Path) -> tuple[dict
         path = folder / "recording.wav"
         samples = sound(seconds, RECORDING_RATE, seed)
         soundfile.write(path, samples, RECORDING_RATE, subtype="FLOAT")
-        arguments["reference_wav_path"] = str(path)
+        if "transcript" in case:
+            arguments |= {"prompt_wav_path": str(path), "prompt_text": case["transcript"]}
+        else:
+            arguments["reference_wav_path"] = str(path)
     with watched(model, case["seed"]) as kept:
         wave = model.generate(**arguments)[0]
     said = {

@@ -170,7 +170,9 @@ def row_prompt(
     rows = RowInput(spans=[_inline(tensors)], index=index, kinds=bytes(count), final=True)
     beside = []
     if prompt.reference_codes is not None:
-        beside.append(_inline({"reference_codes": prompt.reference_codes.int()}))
+        heard = prompt.reference_codes
+        heard = heard.float() if heard.is_floating_point() else heard.int()
+        beside.append(_inline({"reference_codes": heard}))
     return RowPrompt(
         token_ids=[prompt.placeholder] * prompt.length,
         rows=rows,

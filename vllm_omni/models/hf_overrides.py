@@ -147,8 +147,8 @@ def _voxcpm2_talker(config: VoxCPM2Config) -> PretrainedConfig:
     talker.head_dim = lm["kv_channels"] or lm["hidden_size"] // lm["num_attention_heads"]
     # A frame goes on, or is the last one.
     talker.vocab_size = 2
-    # vLLM's name for the width of what is fed: with a flag that says what is a frame.
-    talker.projection_dim = talker.hidden_size + 1
+    # vLLM's name for the width of what is fed: with a flag that says what is a frame, and frames.
+    talker.projection_dim = talker.hidden_size + 1 + config.patch_size * config.feat_dim
     return talker
 
 

@@ -29,12 +29,15 @@ class OmniCapabilities:
             next one (how far a delay pattern is, for example).
         frame_state: Likewise, numbers in the model's dtype (what the convolutions of a streaming
             codec look back on, for example).
+        frame_hidden: Width of what frames are made of, where that is more than one hidden state; 0
+            for the hidden size.
     """
 
     row_driven: bool = False
     emits: tuple[str, ...] = ()
     frame_memory: int = 0
     frame_state: int = 0
+    frame_hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,11 @@ class VibeVoiceTalker(LatentLM, SupportsQuant):
         self.latent_bias_factor = nn.Parameter(torch.tensor(0.0))
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self.omni_capabilities = OmniCapabilities(
-            row_driven=True, emits=("sound",), frame_memory=1, frame_state=self.sound.state_size
+            row_driven=True,
+            emits=("sound",),
+            frame_memory=1,
+            frame_state=self.sound.state_size,
+            frame_hidden=2 * text.hidden_size,
         )
         found = try_get_generation_config(
             vllm_config.model_config.model,

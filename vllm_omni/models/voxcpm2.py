@@ -3,8 +3,9 @@
 
 Reference: `VoxCPM2Model` of the authors' package. The second language model goes on from the
 rounded hidden states of the first at every position, so both run in one forward. vLLM samples
-whether a frame is the last one; the frame is drawn from both hidden states, and its embedding is
-what is fed next. A flag behind an embedding says whether a position is a frame.
+whether a frame is the last one; the frame is drawn from both hidden states and from the frame
+before it, and is what is fed next. So behind an embedding there are a flag that says whether a
+position is a frame, and the frame itself, or zeros; it goes through the forward as it is.
 """
 
 import torch
@@ -73,7 +74,8 @@ class VoxCPM2Talker(LatentLM, SupportsQuant):
         residual = MiniCPMShape.of(
             lm, config.residual_lm_num_layers, no_rope=config.residual_lm_no_rope
         )
-        self.input_width = shape.width + 1
+        self._width, self._frame = shape.width, self._patch * self._latent_size
+        self.input_width = shape.width + 1 + self._frame
         self._text_scale = lm["scale_emb"] if lm["use_mup"] else 1.0
         self.base_lm = SemanticLM(shape, vllm_config, maybe_prefix(prefix, "base_lm"))
         self.residual_lm = MiniCPMDecoder(
@@ -96,7 +98,7 @@ class VoxCPM2Talker(LatentLM, SupportsQuant):
         self.stop_proj = nn.Linear(shape.width, shape.width)
         self.stop_head = nn.Linear(shape.width, 2, bias=False)
         self.omni_capabilities = OmniCapabilities(
-            row_driven=True, emits=("latents",), frame_state=self._patch * self._latent_size
+            row_driven=True, emits=("latents",), frame_hidden=2 * self._width + self._frame
         )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -111,42 +113,45 @@ class VoxCPM2Talker(LatentLM, SupportsQuant):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """[n, width + 1] -> [n, 2 * width]: hidden states of both language models."""
+        """[n, width + 1 + frame] -> [n, 2 * width + frame]: hidden states of both language
+        models, and the frame."""
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)
-        inputs, is_frame = inputs_embeds[:, :-1].contiguous(), inputs_embeds[:, -1:] > 0.5
+        inputs, flag, frame = inputs_embeds.split([self._width, 1, self._frame], dim=-1)
+        inputs, is_frame = inputs.contiguous(), flag > 0.5
         semantic = self.base_lm(positions, inputs)
         semantic = torch.where(is_frame, self.fsq_layer(semantic), semantic)
         fused = self.fusion_concat_proj(torch.cat([semantic, inputs * is_frame], dim=-1))
-        return torch.cat([semantic, self.residual_lm(positions, fused)], dim=-1)
+        return torch.cat([semantic, self.residual_lm(positions, fused), frame], dim=-1)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, 2]: the frame is followed by others, or is the last one."""
-        semantic = hidden_states.chunk(2, dim=-1)[0]
+        semantic = hidden_states[:, : self._width]
         return self.stop_head(functional.silu(self.stop_proj(semantic)))
 
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
         """See `LatentLM`."""
-        return functional.pad(self.base_lm.embed_tokens(ids) * self._text_scale, (0, 1))
+        embeddings = self.base_lm.embed_tokens(ids) * self._text_scale
+        return functional.pad(embeddings, (0, 1 + self._frame))
 
     def embed_vectors(self, vectors: torch.Tensor) -> torch.Tensor:
         """See `LatentLM`."""
         frames = vectors.view(-1, self._patch, self._latent_size)
         embeddings = self.enc_to_lm_proj(self.feat_encoder(frames))
-        return functional.pad(embeddings, (0, 1), value=1.0)
+        return torch.cat([functional.pad(embeddings, (0, 1), value=1.0), vectors], dim=-1)
 
     def frames(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
     ) -> Frames:
-        """See `RowDriven`; every token has its frame, and what is kept is the last one."""
-        semantic, residual = hidden.chunk(2, dim=-1)
+        """See `RowDriven`; every token has its frame."""
+        semantic, residual, last = hidden.split([self._width, self._width, self._frame], dim=-1)
         conditions = [self.lm_to_dit_proj(semantic), self.res_to_dit_proj(residual)]
         noise = sampling.noise.normal(self._patch, self._latent_size).to(hidden.dtype)
         latents = self.feat_decoder(
-            torch.cat(conditions, dim=-1), sampling.state.view_as(noise), noise
+            torch.cat(conditions, dim=-1), last.reshape(noise.shape), noise
         ).flatten(1)
-        return Frames(codes=latents, inputs=self.embed_vectors(latents), state=latents)
+        return Frames(codes=latents, inputs=self.embed_vectors(latents))
 
     def pad_input(self) -> torch.Tensor:
         """See `RowDriven`: what follows the prompt are the model's own frames."""

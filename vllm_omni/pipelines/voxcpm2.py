@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """VoxCPM2: language models and flow (frames of latents) -> codec (sound).
 
-Reference: `VoxCPM2Model` of the authors' package, `voxcpm` 2.0.3. A prompt is a recording of the
-voice, if there is one, apart from the rest, and the text. How a voice is to be, in words, stands in
-parentheses before the text.
+Reference: `VoxCPM2Model` of the authors' package, `voxcpm` 2.0.3. A prompt is the text and, if
+there is one, a recording: before the text, as the voice to speak in, or, if its words are known,
+behind it, to be gone on with. How a voice is to be, in words, stands in parentheses before the
+text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ SOUND_BEGINS, VOICE_BEGINS, VOICE_ENDS = 101, 103, 104
 """Text tokens that the model was taught."""
 LEAST_FRAMES = 3
 """Speech has at least one more: the package's default `min_len`, 2, and the frame it ends with."""
+HEARD_FRAMES = 3
+"""Of speech that is gone on with, what new sound is decoded after, as in the package."""
 _CHINESE = re.compile(r"[\u4e00-\u9fff]{2,}")
 
 
@@ -86,25 +89,31 @@ class VoxCPM2:
     def prompt(
         self, request: SpeechRequest, references: Sequence[EncodedReference]
     ) -> SpeechPrompt:
-        """See `SpeechFamily`; a recording is a voice to speak in, not speech to go on with."""
-        text: list[int] = []
-        vectors: dict[int, torch.Tensor] = {}
-        for encoded in references:
-            text.append(VOICE_BEGINS)
-            for frame in encoded["latents"]:
-                vectors[len(text)] = frame
-                text.append(NOTHING)
-            text.append(VOICE_ENDS)
+        """See `SpeechFamily`."""
         said = re.sub(r"\s+", " ", request.text)
         if request.instructions:
             said = f"({request.instructions.strip()}){said}"
+        text: list[int] = []
+        vectors: dict[int, torch.Tensor] = {}
+        begun = None
+        for reference, encoded in zip(request.references, references, strict=True):
+            if reference.text:
+                said = reference.text + said
+                begun = encoded["begun"]
+            else:
+                text.append(VOICE_BEGINS)
+                _add(text, vectors, encoded["latents"])
+                text.append(VOICE_ENDS)
         text += [*self._ids(said), SOUND_BEGINS]
+        if begun is not None:
+            _add(text, vectors, begun)
         return SpeechPrompt(
             length=len(text),
             text=torch.tensor(text),
             codes=None,
             vectors=vectors,
             placeholder=GOES_ON,
+            reference_codes=None if begun is None else begun[-HEARD_FRAMES:],
         )
 
     def _ids(self, text: str) -> list[int]:
@@ -114,6 +123,13 @@ class VoxCPM2:
             plain = token.replace("▁", "")
             tokens += plain if plain in self._chinese else [token]
         return list(self._tokenizer.convert_tokens_to_ids(tokens))
+
+
+def _add(text: list[int], vectors: dict[int, torch.Tensor], frames: torch.Tensor) -> None:
+    """Positions that are frames."""
+    for frame in frames:
+        vectors[len(text)] = frame
+        text.append(NOTHING)
 
 
 def latents_to_sound(ctx: EdgeContext) -> CodecEdge:

@@ -87,8 +87,8 @@ class SpeechPrompt:
         vectors: Further vectors [hidden_size], by position; of models whose frames are vectors,
             frames of recordings.
         placeholder: The token id that stands for every position of the prompt. Penalties see it.
-        reference_codes: int32 [frames, groups], for the codec decoder: what the sound is to be
-            decoded after; None for nothing.
+        reference_codes: int32 [frames, groups], or frames that are vectors, for the codec decoder:
+            what the sound is to be decoded after; None for nothing.
         context: What else decides what positions come to, as a text does that an encoder reads as
             a whole. Prompts share their beginnings only if theirs are equal.
     """

@@ -46,12 +46,12 @@ class OmniGPUModelRunner(GPUModelRunner):
         """Capture the backbone's graphs, then those of completing frames."""
         size = super().capture_model(profile_only=profile_only)
         if self._rows.inputs is not None and not profile_only:
-            if self.model.omni_capabilities.frame_state:
-                return size  # what is kept from frame to frame is no input of these graphs
+            kept = self.model.omni_capabilities
+            if kept.frame_state:
+                return size  # these numbers are no input of the graphs
             graphs = FrameGraphs(self._rows.inputs.complete)
-            memory = self.model.omni_capabilities.frame_memory
-            width = self.model_config.get_hidden_size()
-            graphs.capture(self.max_num_reqs, width, memory, self.device, self.dtype)
+            width = kept.frame_hidden or self.model_config.get_hidden_size()
+            graphs.capture(self.max_num_reqs, width, kept.frame_memory, self.device, self.dtype)
             self._rows.inputs.complete = graphs
         return size
 

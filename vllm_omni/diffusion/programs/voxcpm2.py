@@ -90,10 +90,11 @@ def run(ctx: Program) -> None:
     """Decode, or encode if the option `encode` is true.
 
     Decoding: windows of `latents` (float32 [frames, patch * latent size]) to `audio` (float32
-    [samples]).
+    [samples]); `reference_codes`, likewise, with the first message are context before them.
 
     Encoding: `reference.0`, ... (float32 [samples], mono, at the codec's rate) to one `reference`
-    each, with `latents` (float32 [frames, patch * latent size]).
+    each, with `latents` (float32 [frames, patch * latent size]) of a voice to speak in, whose last
+    frame is filled with silence, and `begun` (the same) of speech to go on with, whose first is.
     """
     if ctx.options.get("encode"):
         _encode(ctx)
@@ -111,11 +112,10 @@ def _decode(ctx: Program) -> None:
         return decoder.samples(frames.to(ctx.device).view(1, -1, config.feat_dim))
 
     context = -(-decoder_context(codec) // patch)
-    decoding = ConvolutionDecoding(decode, patch * decoder.hop, context)
-    final = False
-    while not final:
-        message = ctx.receive()
-        final = message.final
+    message = ctx.receive()
+    before = message.tensors.get("reference_codes")
+    decoding = ConvolutionDecoding(decode, patch * decoder.hop, context, before)
+    while True:
         if "latents" in message.tensors:
             decoding.append(message.tensors["latents"])
         for window in message.windows:
@@ -124,6 +124,9 @@ def _decode(ctx: Program) -> None:
                 "frames": window.emit_to - window.emit_from,
             }
             ctx.emit("audio", {"audio": decoding(window)}, meta)
+        if message.final:
+            return
+        message = ctx.receive()
 
 
 def _encode(ctx: Program) -> None:
@@ -132,7 +135,10 @@ def _encode(ctx: Program) -> None:
     size = config.patch_size * encoder.hop
     for index, recording in enumerate(received_recordings(ctx)):
         samples = checked_recording(recording, 1)
-        padded = torch.nn.functional.pad(samples, (0, -len(samples) % size))
-        latents = encoder.latents(padded[None].to(ctx.device))[0].float().cpu()
-        frames = latents.reshape(len(latents) // config.patch_size, -1)
-        ctx.emit(REFERENCE, {"latents": frames}, {"index": index, "frames": len(frames)})
+        missing = -len(samples) % size
+        made = {}
+        for name, padding in (("latents", (0, missing)), ("begun", (missing, 0))):
+            padded = torch.nn.functional.pad(samples, padding)
+            latents = encoder.latents(padded[None].to(ctx.device))[0].float().cpu()
+            made[name] = latents.reshape(len(latents) // config.patch_size, -1)
+        ctx.emit(REFERENCE, made, {"index": index, "frames": len(made["latents"])})
