@@ -18,6 +18,7 @@ from vllm.tokenizers import TokenizerLike
 
 from vllm_omni.config.pipeline import Edge, EdgeContext, Pipeline, Stage
 from vllm_omni.config.problems import Problem
+from vllm_omni.errors import OmniClientError
 from vllm_omni.framing import ChunkPolicy
 from vllm_omni.pipelines.checks import equal, token_ids
 from vllm_omni.pipelines.speech import CodecEdge
@@ -125,9 +126,10 @@ class VibeVoice:
                 text.append(NOTHING)
             text.append(config.audio_eos_token_id)
             before = "\n"
-        script = "".join(
-            f" Speaker {turn.speaker}: {turn.text}\n" for turn in turns(request.text, request.voice)
-        )
+        said = turns(request.text, request.voice)
+        if not said:
+            raise OmniClientError("text: its speakers have nothing to say", param="text")
+        script = "".join(f" Speaker {turn.speaker}: {turn.text}\n" for turn in said)
         text += self._ids(f"{before} Text input:\n{script} Speech output:\n")
         text.append(config.audio_bos_token_id)
         return SpeechPrompt(
