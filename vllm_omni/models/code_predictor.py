@@ -38,7 +38,7 @@ class CodePredictor(DepthModel):
 
     def project(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `DepthModel`: the same, here."""
-        return inputs
+        return inputs.clone()  # the decoder writes over its inputs
 
     def code_logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """See `DepthModel`."""

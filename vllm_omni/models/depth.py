@@ -33,7 +33,7 @@ class DepthModel(nn.Module, ABC):
 
     @abstractmethod
     def project(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs [b, n, input width] at the decoder's width."""
+        """Inputs [b, n, input width] at the decoder's width, as a tensor of their own."""
 
     @abstractmethod
     def code_logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:

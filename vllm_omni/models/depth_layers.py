@@ -186,7 +186,7 @@ class DepthTransformer(nn.Module):
         """Hidden states of the last of some further inputs.
 
         Args:
-            inputs: [b, n, width].
+            inputs: [b, n, width]; written over by vLLM's normalization, which adds in place.
             start: How many inputs the frames have had.
             frames: See `new_frames`; takes these inputs' keys and values.
 

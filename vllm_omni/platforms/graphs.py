@@ -60,6 +60,7 @@ class ShapeGraphs:
                 continue
             self._captured[_shapes(inputs)] = captured
 
+    @torch.inference_mode()
     def __call__(self, *inputs: torch.Tensor) -> Results:
         """The function's results, as tensors of their own: a graph's are written by its next run.
 
