@@ -29,6 +29,7 @@ class StageProbe:
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         scheduler: Any = _engine_core().scheduler
         blocks = scheduler.kv_cache_manager.block_pool
+        inputs = runner._rows.inputs
         return {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
@@ -43,11 +44,12 @@ class StageProbe:
             # A runner forgets with its next step; `scheduler` says which these are.
             "runner_requests": len(runner.requests.keys() - scheduler.finished_req_ids),
             "runner_stage_requests": len(
-                runner._stage_requests.keys() - scheduler.finished_req_ids
+                runner._rows._requests.keys() - scheduler.finished_req_ids
             ),
             "runner_rows": len(
-                set(runner._rows._requests if runner._rows else ()) - scheduler.finished_req_ids
+                set(inputs._requests if inputs else ()) - scheduler.finished_req_ids
             ),
+            "runner_pages": (len(inputs._pages._tables) - len(inputs._requests)) if inputs else 0,
         }
 
 
