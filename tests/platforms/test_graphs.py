@@ -12,6 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 DEVICE = torch.device("cuda")
+torch.backends.cudnn.allow_tf32 = False  # float32 is to mean float32
 
 
 class Causal:

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.model_runner import ExecuteModelState, GPUModelRunner
 from vllm_omni.ar.cuda.frame_graphs import FrameGraphs
 from vllm_omni.ar.row_state import RowState, Step
 from vllm_omni.ar.stage_rows import Emission, StageRows, with_spans
-from vllm_omni.platforms.cuda.model_state import RowModelState
+from vllm_omni.platforms.cuda.model_state import EmbedsModelState, RowModelState
 
 
 class OmniGPUModelRunner(GPUModelRunner):
@@ -37,6 +37,11 @@ class OmniGPUModelRunner(GPUModelRunner):
         if layer is not None:
             self.model.set_aux_hidden_state_layers((layer,))
             self.use_aux_hidden_state_outputs = True
+        if "embeds" in self._rows.stage.emits:
+            # vLLM asks the model class for its state; this one's class is vLLM's own.
+            self.model_state = EmbedsModelState(
+                self.vllm_config, self.model, self.encoder_cache, self.device
+            )
         self._rows.attach(self.model, self.device, self.dtype)
         if self._rows.inputs is not None:
             assert isinstance(self.model_state, RowModelState)
@@ -136,7 +141,7 @@ class OmniGPUModelRunner(GPUModelRunner):
         rows: dict[str, torch.Tensor] = {}
         for name in self._rows.stage.emits:
             if name == "embeds":
-                rows[name] = self.model_state.encoder_runner.inputs_embeds[chosen]
+                rows[name] = self.model_state.embeds[chosen]
             elif name == "hidden":
                 rows[name] = step.hidden_states[chosen]
             elif name == "positions":

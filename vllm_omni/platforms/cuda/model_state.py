@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's Model Runner V2 asks of a row-driven model: its inputs are rows, not embeddings."""
+"""What vLLM's Model Runner V2 asks of models about the inputs of a step, where ours differ."""
 
 from typing import Any, Protocol
 
@@ -49,6 +49,29 @@ class RowModelState(DefaultModelState):
         if self.feed.knows(input_batch.req_ids[0]):
             self.inputs_embeds[: input_batch.num_tokens] = self.feed.embeds(input_batch)
         return self.inputs_embeds[: input_batch.num_tokens_after_padding]
+
+
+class EmbedsModelState(DefaultModelState):
+    """State of a model whose inputs are wanted downstream.
+
+    They cannot be read once the model has run: vLLM's layers add to them in place.
+
+    Attributes:
+        embeds: Inputs of the last step, [n, hidden_size].
+    """
+
+    embeds: torch.Tensor
+
+    def prepare_inputs_embeds(
+        self,
+        scheduled_encoder_inputs: dict[str, list[int]],
+        input_batch: InputBatch,
+        req_states: RequestState,
+    ) -> torch.Tensor:
+        """vLLM's, of which a copy is kept."""
+        made = super().prepare_inputs_embeds(scheduled_encoder_inputs, input_batch, req_states)
+        self.embeds = made[: input_batch.num_tokens].clone()
+        return made
 
 
 class _Positions(torch.nn.Module):
