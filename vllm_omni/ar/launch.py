@@ -8,6 +8,7 @@ and several start at the same time. On other platforms vLLM starts it as it does
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -27,6 +28,7 @@ from vllm_omni.config.weights import safe_load_format
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
+from vllm_omni.platforms import environment
 from vllm_omni.start_report import Check, no_check
 
 
@@ -213,13 +215,15 @@ class StartingArReplica:
             if self.core is not None:
                 self.core.wait_until_ready(self.launch.timeout, check)
                 self.core.raise_if_ended()
-            llm = self.launch.front_ends.make(
-                self.config,
-                self.launch.told.loggers,
-                discard=discard,
-                core=self.core,
-                tracing=self.launch.told.traces,
-            )
+            # Where vLLM starts the engine core, it does so with what this process's environment is.
+            with nullcontext() if self.core else environment(self.launch.environment):
+                llm = self.launch.front_ends.make(
+                    self.config,
+                    self.launch.told.loggers,
+                    discard=discard,
+                    core=self.core,
+                    tracing=self.launch.told.traces,
+                )
         except BaseException:
             connector.close()
             self.cancel()

@@ -115,6 +115,7 @@ def build_plan(
         platform=host.platform,
         async_chunk=_resolve_async_chunk(pipeline, loaded, async_chunk),
         custom_voice_dir=loaded.config.custom_voice_dir,
+        cuda_mps=_resolve_cuda_mps(loaded, host),
         stages=stages,
         stage_init_timeout=stage_init_timeout,
         init_timeout=init_timeout,
@@ -214,6 +215,14 @@ def _early(flags: Flags, deploy: DeployConfig, key: str) -> Any:
     entry = next((s for s in deploy.stages if s.stage_id == 0), None)
     own = entry.settings().get(key) if entry else None
     return own if own is not None else deploy.given().get(key)
+
+
+def _resolve_cuda_mps(loaded: LoadedDeploy, host: Host) -> bool:
+    if loaded.config.cuda_mps and host.platform != "cuda":
+        raise OmniConfigError(
+            f"{loaded.source}: cuda_mps = True: the stages run on {host.platform}"
+        )
+    return bool(loaded.config.cuda_mps)
 
 
 def _resolve_async_chunk(

@@ -45,7 +45,6 @@ DEPLOY_IDLE: Mapping[str, IdleKey] = {
     "session_mode": _planned("str", "`turn` or `duplex` sessions."),
     "model_runner": IdleKey("vLLM's model runner; chosen by platform.", dead=True),
     "active_stream_window": _planned("int", "Streams that a talker keeps active."),
-    "cuda_mps": _planned("bool", "Share a GPU between stages through CUDA MPS."),
     "duplex_session": _planned("json", "Limits and timeouts of duplex sessions."),
     "speech_cache": _planned("json", "Limits of the caches of resolved speech references."),
     "edges": IdleKey("Edges are part of the pipeline.", "json", dead=True),

@@ -180,6 +180,7 @@ class DeploymentPlan:
         limits: Bounds of the front door.
         deploy_source: The deploy file in use, for logs.
         custom_voice_dir: Folder of uploaded voices, if the deploy file names one.
+        cuda_mps: Stages share GPUs through CUDA's MPS.
     """
 
     model: str
@@ -196,6 +197,7 @@ class DeploymentPlan:
     limits: ServingLimits = field(default_factory=ServingLimits)
     deploy_source: str = "deploy config"
     custom_voice_dir: str | None = None
+    cuda_mps: bool = False
 
     @property
     def traces_endpoint(self) -> str | None:

@@ -410,6 +410,10 @@ class DeployConfig(PipelineWide):
     async_chunk: bool | None = key(
         "Stages start before the one above has ended. Default: the pipeline's."
     )
+    cuda_mps: bool | None = key(
+        "Run the stages that share a GPU at the same time, through CUDA's MPS, whose daemon is "
+        "started and ended with them."
+    )
     custom_voice_dir: str | None = key(
         "Folder of the voices of `/v1/audio/voices`; the flag `--custom-voice-dir` wins."
     )

@@ -35,7 +35,8 @@ from vllm_omni.engine.topology import Topology
 from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config
-from vllm_omni.platforms import device_environment
+from vllm_omni.platforms import device_environment, environment
+from vllm_omni.platforms.cuda.mps import CudaMps
 from vllm_omni.replica import StageReplica
 from vllm_omni.start_report import Check, describe, no_check
 from vllm_omni.tracing import flush_tracing, start_tracing
@@ -65,6 +66,7 @@ class LaunchedPipeline:
     Attributes:
         entry_llm: vLLM's front end of the entry stage, which prepares prompts whatever becomes of
             its engine core; None if that is no language model.
+        mps: What they share GPUs through.
         owner: The process that started them.
     """
 
@@ -72,6 +74,7 @@ class LaunchedPipeline:
     engine: OmniEngine
     entry_llm: StageLLM | None
     deployment_id: str
+    mps: CudaMps | None = None
     owner: int = field(default_factory=os.getpid)
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -82,6 +85,8 @@ class LaunchedPipeline:
         for pool in self.engine.pools:
             for launch in pool.launches:
                 launch.close()
+        if self.mps is not None:
+            self.mps.close()
         if self.plan.traces_endpoint is not None:
             flush_tracing()
         sweep(self.deployment_id)
@@ -113,7 +118,11 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
     deployment_id = new_deployment_id()
     with ExitStack() as undo:
         undo.callback(sweep, deployment_id)
-        launches = {stage.name: stage_launches(plan, stage, deployment_id) for stage in plan.stages}
+        mps = _start_mps(plan, undo)
+        shared = {} if mps is None else mps.environment
+        launches = {
+            stage.name: stage_launches(plan, stage, deployment_id, shared) for stage in plan.stages
+        }
         pools = _start_all(plan, launches, check, undo)
         if plan.traces_endpoint is not None:
             start_tracing(plan.traces_endpoint, "orchestrator")
@@ -123,7 +132,15 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         undo.pop_all()
     entry = pools[plan.pipeline.stage_id(plan.pipeline.entry.name)].replica(0)
     llm = entry.llm if isinstance(entry, ArReplica) else None
-    return LaunchedPipeline(plan, engine, llm, deployment_id)
+    return LaunchedPipeline(plan, engine, llm, deployment_id, mps)
+
+
+def _start_mps(plan: DeploymentPlan, undo: ExitStack) -> CudaMps | None:
+    if not plan.cuda_mps:
+        return None
+    mps = CudaMps()
+    undo.callback(mps.close)
+    return mps
 
 
 def prepare(plan: DeploymentPlan) -> None:
@@ -216,19 +233,24 @@ def _said_of(stage: str, replica_id: int) -> Iterator[None]:
         ) from error
 
 
-def stage_launches(plan: DeploymentPlan, stage: StagePlan, deployment_id: str) -> list[Launch]:
-    """How to start each replica of a stage.
+def stage_launches(
+    plan: DeploymentPlan,
+    stage: StagePlan,
+    deployment_id: str,
+    shared: Mapping[str, str] | None = None,
+) -> list[Launch]:
+    """How to start each replica of a stage; `shared` are environment variables of all of them.
 
     Raises:
         StageStartError: vLLM takes the stage's settings not at all.
     """
     launches: list[Launch] = []
     for replica_id in range(stage.num_replicas):
-        env = _stage_env(plan, stage, replica_id)
+        env = {**_stage_env(plan, stage, replica_id), **(shared or {})}
         if stage.diffusion is not None:
             launches.append(_diffusion_launch(plan, stage, env, deployment_id))
             continue
-        with _said_of(stage.name, replica_id), _environment(env):
+        with _said_of(stage.name, replica_id), environment(env):
             launches.append(_ar_launch(plan, stage, replica_id, deployment_id))
     return launches
 
@@ -361,18 +383,3 @@ def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[
         )
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(int(plan.stage_init_timeout))
     return {**env, **device_environment(stage.devices[replica_id])}
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes started inside."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -2,12 +2,13 @@
 """The one place that knows about devices. So far: what kind of host this is, and its numbering."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from vllm_omni.config.devices import Host
 from vllm_omni.errors import OmniConfigError
 
-__all__ = ["Host", "current_host", "device_environment"]
+__all__ = ["Host", "current_host", "device_environment", "environment"]
 
 
 def current_host() -> Host:
@@ -46,3 +47,18 @@ def device_environment(
             f"{len(visible)} of them, counted from 0"
         )
     return {variable: ",".join(visible[int(device)] for device in devices)}
+
+
+@contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes started inside."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is particular to CUDA devices. Imported on such hosts only."""
+"""What is particular to CUDA devices. `model_state` can be imported on such hosts only."""
