@@ -37,6 +37,6 @@ class MimiCodec(MimiEncoding):
         return hidden.reshape(len(hidden), codes.shape[2], -1)
 
     def samples(self, latents: torch.Tensor) -> torch.Tensor:
-        """[batch, frames, width] -> float32 [batch, samples], on the CPU."""
+        """[batch, frames, width] -> float32 [batch, samples]."""
         hidden = latents.reshape(len(latents), -1, self.config.hidden_size)
-        return self.decoder(hidden.transpose(1, 2))[:, 0].float().cpu()
+        return self.decoder(hidden.transpose(1, 2))[:, 0].float()

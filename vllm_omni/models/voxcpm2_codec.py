@@ -150,13 +150,13 @@ class SoundDecoder(nn.Module):
         self.hop = math.prod(config["decoder_rates"])
 
     def samples(self, latents: torch.Tensor) -> torch.Tensor:
-        """[b, n, latent size] -> float32 [b, samples], on the CPU."""
+        """[b, n, latent size] -> float32 [b, samples]."""
         hidden = latents.transpose(1, 2)
         for part, condition in zip(self.model, self._conditions, strict=True):
             if condition is not None:
                 hidden = condition(hidden, self._rate)
             hidden = part(hidden)
-        return hidden[:, 0].float().cpu()
+        return hidden[:, 0].float()
 
 
 def decoder_context(config: Mapping[str, Any]) -> int:

@@ -214,11 +214,11 @@ class CodecDecoder(nn.Module):
         )
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 [b, frames, groups] -> float32 [b, samples], on the CPU."""
+        """int64 [b, frames, groups] -> float32 [b, samples]."""
         hidden = self.quantizer.decode(codes, self.dtype)
         for block in self.decoder_blocks:
             hidden = block(hidden)
-        return self.output_proj(hidden).flatten(1).float().cpu()
+        return self.output_proj(hidden).flatten(1).float()
 
     @property
     def dtype(self) -> torch.dtype:

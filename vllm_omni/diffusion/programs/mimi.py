@@ -21,7 +21,7 @@ from vllm_omni.diffusion.programs.recordings import (
     checked_recording,
     received_recordings,
 )
-from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniConfigError
@@ -67,10 +67,19 @@ def causal_codec(config: MimiConfig) -> CausalCodec:
 def components(codec: MimiCodec) -> Loaded:
     """The model as the program uses it."""
     config = codec.config
-    size = config.frame_size
+    size, groups, dtype = config.frame_size, config.num_quantizers, codec.dtype
+    same = RaggedOutput(lambda frames: frames, dim=1)
+    width = config.hidden_size * vectors_per_frame(config)
+    codes = Graphs(lambda rows, n: torch.zeros(rows, groups, n, dtype=torch.int64))
+    latents = Graphs(lambda rows, n: torch.zeros(rows, n, width, dtype=dtype))
     rules = {
-        "latents": CallRules({"codes": Ragged(-1)}, RaggedOutput(lambda frames: frames, dim=1)),
-        "samples": CallRules({"latents": Ragged(1)}, RaggedOutput(lambda frames: frames * size)),
+        "latents": CallRules({"codes": Ragged(-1)}, same, graphs=codes),
+        "samples": CallRules(
+            {"latents": Ragged(1)},
+            RaggedOutput(lambda frames: frames * size),
+            graphs=latents,
+            to_host=True,
+        ),
         "frames": CallRules(),
         "whole_frames": CallRules(
             {"samples": Ragged(-1)}, RaggedOutput(lambda samples: samples // size, dim=1)

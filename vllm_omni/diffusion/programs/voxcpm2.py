@@ -18,7 +18,7 @@ from vllm_omni.diffusion.programs.recordings import (
     checked_recording,
     received_recordings,
 )
-from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, checkpoint_file
 from vllm_omni.errors import OmniConfigError
@@ -47,7 +47,12 @@ def load(ctx: LoadContext) -> Loaded:
         "encoder": CallRules(
             {"samples": Ragged(-1)}, RaggedOutput(lambda n: n // encoder.hop, dim=1)
         ),
-        "decoder": CallRules({"latents": Ragged(1)}, RaggedOutput(lambda n: n * decoder.hop)),
+        "decoder": CallRules(
+            {"latents": Ragged(1)},
+            RaggedOutput(lambda n: n * decoder.hop),
+            graphs=Graphs(lambda rows, n: torch.zeros(rows, n, config["latent_dim"])),
+            to_host=True,
+        ),
     }
     return Loaded(
         {

@@ -27,7 +27,7 @@ from vllm_omni.diffusion.programs.recordings import (
     checked_recording,
     received_recordings,
 )
-from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import read_tensors
 from vllm_omni.errors import OmniClientError, OmniConfigError
@@ -52,9 +52,14 @@ def components(
     config: VoxtralCodecConfig, decoder: CodecDecoder, encoder: CodecEncoder | None
 ) -> Loaded:
     """The models as the program uses them; without the encoder it encodes nothing."""
-    size = config.samples_per_frame
-    frames_to_samples = RaggedOutput(lambda frames: frames * size)
-    rules = {"forward": CallRules({"codes": Ragged(1)}, frames_to_samples)}
+    size, groups = config.samples_per_frame, 1 + config.acoustic_dim
+    rule = CallRules(
+        {"codes": Ragged(1)},
+        RaggedOutput(lambda frames: frames * size),
+        graphs=Graphs(lambda rows, n: torch.zeros(rows, n, groups, dtype=torch.int64)),
+        to_host=True,
+    )
+    rules = {"forward": rule}
     parts = {"decoder": Component(decoder, rules)}
     if encoder is not None:
         parts["encoder"] = Component(encoder, {"forward": CallRules()})
