@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_omni.benchmarks.backends import BACKENDS
+from vllm_omni.benchmarks.backends.pcm import FORMATS
 from vllm_omni.benchmarks.datasets import LIMITS, SENTENCES
 from vllm_omni.benchmarks.figures import FIGURE_NAMES
 from vllm_omni.config.flag_types import positive_int, positive_number, positive_seconds
@@ -141,6 +142,7 @@ def settle(args: argparse.Namespace) -> None:
     if args.plot_load and args.plot_load.suffix != ".png":
         _refuse("plot_load", f"{args.plot_load} should end in .png")
     _check_endpoint(args)
+    _check_speech(args)
     _check_ramp(args)
 
 
@@ -153,6 +155,18 @@ def _check_endpoint(args: argparse.Namespace) -> None:
         _refuse("endpoint", f"{args.backend} is for {backend.endpoint}, not {args.endpoint}")
     if backend.needs_image and args.dataset_name in ("random", "sentences"):
         _refuse("dataset_name", f"{args.backend} needs pictures; take sentences-mm or random-mm")
+
+
+def _check_speech(args: argparse.Namespace) -> None:
+    if args.backend != "openai-audio-speech":
+        return
+    body = args.extra_body or {}
+    format = body.get("response_format", FORMATS[0])
+    if format not in FORMATS:
+        readable = " and ".join(FORMATS)
+        _refuse("extra_body", f"response_format {format!r}: samples are counted in {readable}")
+    if body.get("stream_format", "audio") != "audio":
+        _refuse("extra_body", "stream_format: sound is read as bare bytes, `audio`")
 
 
 def _check_ramp(args: argparse.Namespace) -> None:
