@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self, model: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.run_id = uuid.uuid4().hex
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._seen: set[psutil.Process] = set()
         WORK.mkdir(parents=True, exist_ok=True)
@@ -71,13 +71,7 @@ class Server:
 
     def health(self) -> int | None:
         """The status of /health; None without an answer."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as reply:
-                return int(reply.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return None
+        return health(self.url)
 
     def tree(self) -> list[psutil.Process]:
         """Every live process of this server, oldest first: descendants seen so far, and orphans.
@@ -143,6 +137,17 @@ def served(model: Path, *flags: str) -> Iterator[Server]:
         server.kill_all()
 
 
+def health(url: str) -> int | None:
+    """The status of a server's /health; None without an answer."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
 def engine_of(process: psutil.Process) -> str | None:
     """What kind of engine a process runs; None for the server itself and for helpers."""
     try:
@@ -170,7 +175,7 @@ def until(condition: Callable[[], bool], timeout: float) -> float | None:
     return None
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -4,6 +4,7 @@
 import base64
 import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import av
@@ -13,7 +14,8 @@ import pytest
 import soundfile
 from openai.types.chat import ChatCompletionChunk
 
-from tests.entrypoints.conftest import MODEL
+from tests.benchmarks.bench import bench
+from tests.entrypoints.conftest import MODEL, LiveServer
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
@@ -227,3 +229,25 @@ def test_models_and_unknown_routes(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.post("/nothing", cast_to=object)
     assert "Not Found" in caught.value.body["message"]
+
+
+def test_bench_serve(server: LiveServer, checkpoint: Path, tmp_path: Path) -> None:
+    """Text, pictures, sounds and videos go in; text and sound come out (REFERENCE.md 2.7)."""
+    media = ("--dataset-name", "random-mm", "--random-mm-base-items-per-request", "3")
+    buckets = ("--random-mm-bucket-config", "{(32, 32, 1): 0.3, (0, 1, 1): 0.3, (32, 32, 3): 0.4}")
+    limits = ("--random-mm-limit-mm-per-prompt", '{"image": 1, "audio": 1, "video": 1}')
+    sizes = ("--random-input-len", "8", "--output-len", "4", "--num-prompts", "3")
+    load = ("--request-rate", "20", "--temperature", "0", "--print-stage")
+    model = ("--tokenizer", str(checkpoint))
+    options = (*media, *buckets, *limits, *sizes, *load, *model)
+    result = bench(server.url, "openai-chat-omni", tmp_path, *options)
+    assert (result["completed"], result["failed"]) == (3, 0), result["errors"]
+    assert result["total_output_tokens"] == 12
+    assert 0 < result["median_ttft_ms"] < result["median_audio_playable_ms"]
+    assert {"mean_tpot_ms", "mean_audio_rtf", "mean_audio_underrun_s"} <= set(result)
+    assert result["stage_requests"] == {"thinker": 3, "talker": 3, "code2wav": 3}
+    assert all(result["stage_durations_mean"].values())
+    realtime = ("--dataset-name", "random", *sizes, *model)
+    result = bench(server.url, "openai-realtime-chat", tmp_path, *realtime)
+    assert (result["completed"], result["failed"]) == (3, 0), result["errors"]
+    assert result["total_audio_duration_s"] > 0 and result["median_ttft_ms"] > 0

@@ -19,6 +19,7 @@ import openai
 import pytest
 from PIL import Image
 
+from tests.benchmarks.bench import bench
 from tests.entrypoints.generation import (
     KEY,
     MODEL,
@@ -395,3 +396,21 @@ def test_cancelling_leaves_nothing_behind(server: GenerationServer, client) -> N
     assert server.files() == files
     assert server.memory() - memory < 40 << 20
     assert generate(client).data[0].b64_json == before
+
+
+@pytest.mark.parametrize("backend", ["openai-images-omni", "openai-image-edits-omni"])
+def test_bench_serve(
+    server: GenerationServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """REFERENCE.md 2.7."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    requests = ("--dataset-name", "sentences-mm", "--random-mm-bucket-config", "{(32, 32, 1): 1}")
+    body = ("--extra-body", json.dumps({"size": SIZE, **STEPS}))
+    options = (*requests, "--num-prompts", "3", "--request-rate", "50", *body)
+    result = bench(server.url, backend, tmp_path, *options)
+    assert (result["completed"], result["failed"]) == (3, 0), result["errors"]
+    assert (result["total_images"], result["average_pixels_per_image"]) == (3, 32 * 32)
+    steps = STEPS["num_inference_steps"]
+    latency = result["mean_image_generation_ms"]
+    assert result["mean_denoise_step_latency_ms"] == pytest.approx(latency / steps)
+    assert latency == pytest.approx(result["mean_e2el_ms"])

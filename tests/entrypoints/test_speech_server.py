@@ -18,6 +18,7 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
+from tests.benchmarks.bench import bench
 from tests.conftest import CHECKPOINTS
 from tests.entrypoints.speech import recording
 from vllm_omni.testing.server import OmniServer
@@ -123,3 +124,15 @@ def test_the_example(server: OmniServer, tmp_path: Path) -> None:
     run = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert out.read_bytes()[:4] == b"fLaC"
+
+
+@pytest.mark.parametrize("backend", ["openai-audio-speech", "openai-realtime-tts"])
+def test_bench_serve(server: OmniServer, tmp_path: Path, backend: str) -> None:
+    """REFERENCE.md 2.7."""
+    load = ("--num-prompts", "3", "--max-concurrency", "2", "--print-stage")
+    body = ("--extra-body", json.dumps({"voice": "ann", **SHORT}))
+    result = bench(server.url, backend, tmp_path, "--dataset-name", "sentences", *load, *body)
+    assert (result["completed"], result["failed"]) == (3, 0), result["errors"]
+    assert 0 < result["median_audio_ttfp_ms"] <= result["median_audio_playable_ms"]
+    assert result["total_audio_frames"] == 24_000 * result["total_audio_duration_s"] > 0
+    assert result["stage_requests"].keys() == {"qwen3_tts", "code2wav"}

@@ -22,6 +22,8 @@ VLLM_METRICS = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_includ
 TEXT_ONLY = ("plot_timeline", "plot_dataset_stats", "self_timed", "use_beam_search")
 """Options of vLLM's that draw or replay tokens."""
 
+SPEECH = ("openai-audio-speech", "openai-realtime-tts")
+
 Value = TypeVar("Value", int, float)
 
 
@@ -158,7 +160,7 @@ def _check_endpoint(args: argparse.Namespace) -> None:
 
 
 def _check_speech(args: argparse.Namespace) -> None:
-    if args.backend != "openai-audio-speech":
+    if args.backend not in SPEECH:
         return
     body = args.extra_body or {}
     format = body.get("response_format", FORMATS[0])

@@ -89,10 +89,25 @@ class OmniOutput(RequestFuncOutput):
         """The answer is complete, now."""
         self.latency = time.perf_counter() - self.start_time
 
+    def read(self, now: float, text: str) -> None:
+        """A piece of text came."""
+        if not self.generated_text:
+            self.ttft = now - self.start_time
+        else:
+            self.itl.append(now - self.start_time - self.ttft - self.text_took_s)
+            self.text_took_s += self.itl[-1]
+        self.generated_text += text
+
     def hear(self) -> Sound:
         """Its sound, of which nothing has come yet."""
         self.sound = Sound(SoundMeter(arrival=self.start_time))
         return self.sound
+
+    def heard(self) -> bool:
+        """Its sound is complete; whether there was any."""
+        assert self.sound is not None
+        self.sound.end()
+        return self.sound.playable is not None
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _goodput(args: argparse.Namespace) -> dict[str, float]:
         goals: dict[str, float] = vllm_serve.check_goodput_args(args)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise OmniConfigError(f"--goodput: {error}") from error
-    if "tpot" in goals and args.backend == "openai-chat-omni":
+    if "tpot" in goals and args.backend in BACKENDS:
         raise OmniConfigError("--goodput: `tpot` would count the sound's time; take ttft or e2el")
     return goals
 

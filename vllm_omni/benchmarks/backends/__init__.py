@@ -14,6 +14,7 @@ from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
 from vllm_omni.benchmarks.backends.calling import Call, request_func
 from vllm_omni.benchmarks.backends.chat import chat
 from vllm_omni.benchmarks.backends.images import edit, paint
+from vllm_omni.benchmarks.backends.realtime import converse, speak_over_socket
 from vllm_omni.benchmarks.backends.speech import speak
 from vllm_omni.benchmarks.backends.videos import film
 
@@ -38,6 +39,8 @@ class Backend:
 BACKENDS: Mapping[str, Backend] = {
     "openai-chat-omni": Backend(chat, "/v1/chat/completions", has_text=True),
     "openai-audio-speech": Backend(speak, "/v1/audio/speech"),
+    "openai-realtime-chat": Backend(converse, "/v1/realtime", has_text=True),
+    "openai-realtime-tts": Backend(speak_over_socket, "/v1/audio/speech/stream"),
     "openai-images-omni": Backend(paint, "/v1/images/generations"),
     "openai-image-edits-omni": Backend(edit, "/v1/images/edits", needs_image=True),
     "openai-videos-omni": Backend(film, "/v1/videos/sync"),

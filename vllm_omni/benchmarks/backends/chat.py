@@ -56,7 +56,6 @@ class _Answer:
 
     def __init__(self, output: OmniOutput, sound: Sound | None) -> None:
         self._output, self._sound = output, sound
-        self._last_text: float | None = None
 
     def take(self, now: float, event: dict[str, Any]) -> None:
         """An event came."""
@@ -67,18 +66,9 @@ class _Answer:
             delta = choice.get("delta", {})
             audio = delta.get("audio") or {}
             if text := delta.get("content") or audio.get("transcript"):
-                self._read(now, text)
+                self._output.read(now, text)
             if data := audio.get("data"):
                 self._hear(now, data, choice.get("audio_metadata") or {})
-
-    def _read(self, now: float, text: str) -> None:
-        if self._last_text is None:
-            self._output.ttft = now - self._output.start_time
-        else:
-            self._output.itl.append(now - self._last_text)
-            self._output.text_took_s += now - self._last_text
-        self._last_text = now
-        self._output.generated_text += text
 
     def _hear(self, now: float, data: str, metadata: dict[str, Any]) -> None:
         if self._sound is None:
@@ -93,10 +83,9 @@ class _Answer:
     def end(self) -> None:
         """The stream is over."""
         if self._sound is None:
-            if self._last_text is None:
+            if not self._output.generated_text:
                 raise AnswerError("the answer has no text")
             return
-        self._sound.end()
-        if self._sound.playable is None:
+        if not self._output.heard():
             raise AnswerError("the answer has no sound")
         self._output.sound_took_s = self._sound.last

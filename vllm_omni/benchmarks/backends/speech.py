@@ -34,7 +34,6 @@ async def speak(
             sound.byte(now)
             sound.add(now, reader.feed(piece), reader.rate)
         output.ended()
-    sound.end()
-    if sound.playable is None:
+    if not output.heard():
         raise AnswerError("the answer has no sound")
     output.sound_took_s = output.latency
