@@ -14,6 +14,7 @@ import base64
 import io
 import json
 import threading
+import traceback
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -82,13 +83,12 @@ def omni(model: str, dtype: torch.dtype) -> Callable[[Body], tuple[str, bytes]]:
             thinker_max_new_tokens=tokens,
             thinker_eos_token_id=None,
             thinker_do_sample=False,
-            thinker_return_dict_in_generate=True,
             talker_max_new_tokens=frames,
             talker_min_new_tokens=frames,
             talker_do_sample=False,
         )
         length = inputs["input_ids"].shape[1]
-        ids = result.sequences[0, length:]
+        ids = result[0, length:]
         sound = pcm(wave)
         metadata = {"sample_rate_hz": RATE, "frame_count": len(sound) // 2}
         audio = {"data": base64.b64encode(sound).decode()}
@@ -158,9 +158,14 @@ def handler(answer: Callable[[Body], tuple[str, bytes]]) -> type[BaseHTTPRequest
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with one_at_a_time, torch.inference_mode():
-                kind, data = answer(body)
-            self.reply(200, kind, data)
+            try:
+                with one_at_a_time, torch.inference_mode():
+                    kind, data = answer(body)
+            except Exception as error:  # whatever the reference has to say against it
+                traceback.print_exc()
+                self.reply(500, "text/plain", f"{type(error).__name__}: {error}".encode())
+            else:
+                self.reply(200, kind, data)
 
         def reply(self, status: int, kind: str, data: bytes) -> None:
             self.send_response(status)

@@ -86,6 +86,7 @@ KINDS = {
     ),
 }
 RATIOS = (
+    ("total_audio_duration_s", "sound made", False),
     ("request_throughput", "requests per second", False),
     ("audio_throughput", "seconds of sound per second", False),
     ("median_e2el_ms", "median latency", True),
@@ -130,15 +131,17 @@ def measure(args: argparse.Namespace, kind: Kind, model: str, url: str, side: st
     ]
     if length := args.output_len or kind.output_len:
         options += ["--output-len", str(length)]
-    results = []
+    prefix = f"compare-{args.kind}-{side}"
+    options += ["--sweep-max-concurrency", ",".join(map(str, args.concurrency))]
+    options += ["--result-filename", f"{prefix}.json"]
     vllm = str(Path(sys.executable).with_name("vllm"))
-    for concurrency in args.concurrency:
-        name = f"compare-{args.kind}-{side}-{concurrency}.json"
-        load = ["--max-concurrency", str(concurrency), "--result-filename", name]
-        subprocess.run([vllm, "bench", "serve", "--omni", *options, *load], check=True)
-        results.append(json.loads((WORK / name).read_text()))
-        if results[-1]["failed"]:
-            raise SystemExit(f"{side}: {results[-1]['failed']} requests failed")
+    subprocess.run([vllm, "bench", "serve", "--omni", *options], check=True)
+    results = [
+        json.loads((WORK / f"{prefix}-concurrency{concurrency}.json").read_text())
+        for concurrency in args.concurrency
+    ]
+    if failed := sum(result["failed"] for result in results):
+        raise SystemExit(f"{side}: {failed} requests failed")
     return results
 
 
