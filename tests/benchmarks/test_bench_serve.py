@@ -145,6 +145,8 @@ def test_when_every_request_fails(
         (("--request-rate", "-1"), "--request-rate"),
         (("--header", "no-equals"), "--header"),
         (("--goodput", "ttff:3"), "--goodput"),
+        (("--goodput", "tpot:3"), "no tpot"),
+        (("--backend", "openai-embeddings"), "--backend"),
         (("--plot-timeline",), "--plot-timeline"),
         (("--image-edits-bot-task", "recaption"), "--image-edits-bot-task"),
         (("--print-stages",), "did you mean --print-stage"),

@@ -251,3 +251,7 @@ def test_bench_serve(server: LiveServer, checkpoint: Path, tmp_path: Path) -> No
     result = bench(server.url, "openai-realtime-chat", tmp_path, *realtime)
     assert (result["completed"], result["failed"]) == (3, 0), result["errors"]
     assert result["total_audio_duration_s"] > 0 and result["median_ttft_ms"] > 0
+    vllms = ("--endpoint", "/v1/chat/completions", *realtime)
+    result = bench(server.url, "openai-chat", tmp_path, *vllms)
+    assert (result["completed"], result["total_output_tokens"]) == (3, 12), result["errors"]
+    assert "requests" not in result, "vLLM's own, unchanged"

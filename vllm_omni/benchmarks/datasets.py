@@ -23,6 +23,11 @@ LIMITS = {**RandomMultiModalDataset.DEFAULT_LIMIT_MM_PER_PROMPT, "audio": 1}
 CHAT_BACKENDS = ("openai-chat", "openai-audio")
 
 
+def has_sounds(buckets: Mapping[tuple[int, int, int], float]) -> bool:
+    """Whether there is a bucket of sounds among those of random media."""
+    return any(height == 0 for height, _, _ in buckets)
+
+
 class RandomMedia(RandomMultiModalDataset):
     """vLLM's random pictures and videos, and sounds: a bucket `(0, seconds, channels)`."""
 

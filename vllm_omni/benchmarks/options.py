@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from vllm.benchmarks.lib.endpoint_request_func import POOLING_BACKENDS
+
 from vllm_omni.benchmarks.backends import BACKENDS
 from vllm_omni.benchmarks.backends.pcm import FORMATS
-from vllm_omni.benchmarks.datasets import LIMITS, SENTENCES
+from vllm_omni.benchmarks.datasets import LIMITS, SENTENCES, has_sounds
 from vllm_omni.benchmarks.figures import FIGURE_NAMES
 from vllm_omni.config.flag_types import positive_int, positive_number, positive_seconds
 from vllm_omni.config.problems import nearest
@@ -106,6 +108,7 @@ def is_ours(args: argparse.Namespace) -> bool:
     return bool(
         args.backend in BACKENDS
         or args.dataset_name in SENTENCES
+        or (args.dataset_name == "random-mm" and has_sounds(args.random_mm_bucket_config))
         or args.print_stage
         or args.plot_load
         or args.sweep_request_rate
@@ -127,6 +130,10 @@ def settle(args: argparse.Namespace) -> None:
     for name in TEXT_ONLY:
         if getattr(args, name):
             _refuse(name, "only vLLM's own backends and datasets, without --sweep-*, have it")
+    if args.backend in POOLING_BACKENDS:
+        _refuse(
+            "backend", f"{args.backend} makes vectors; datasets and options of ours are not for it"
+        )
     if args.image_edits_bot_task and args.backend != "openai-image-edits-omni":
         _refuse("image_edits_bot_task", "is of the backend openai-image-edits-omni")
     if args.sweep_request_rate and args.ramp_up_strategy:

@@ -187,8 +187,11 @@ def _goodput(args: argparse.Namespace) -> dict[str, float]:
         goals: dict[str, float] = vllm_serve.check_goodput_args(args)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise OmniConfigError(f"--goodput: {error}") from error
-    if "tpot" in goals and args.backend in BACKENDS:
-        raise OmniConfigError("--goodput: `tpot` would count the sound's time; take ttft or e2el")
+    backend = BACKENDS.get(args.backend)
+    known = ("ttft", "e2el") if backend is None or backend.has_text else ("e2el",)
+    for name in goals:
+        if backend is not None and name not in known:
+            raise OmniConfigError(f"--goodput: {args.backend} has {' and '.join(known)}, no {name}")
     return goals
 
 
