@@ -8,7 +8,7 @@ no other runs alone, untouched.
 
 import hashlib
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
 from functools import partial
@@ -22,6 +22,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from vllm_omni.diffusion.calls import Call
 from vllm_omni.diffusion.replay import Replay
 from vllm_omni.diffusion.rules import Along, Batching, CallRules, Equal, Mask, Ragged, Rule
+from vllm_omni.diffusion.tensor_trees import (
+    iter_tensors,
+    map_tensors,
+    mapping_of,
+    sequence_of,
+)
 
 
 class CollationError(Exception):
@@ -249,7 +255,7 @@ class Collator:
                 if key not in self.rules.dropped_outputs
             }
             return [
-                _mapping(type(result), {key: column[i] for key, column in columns.items()})
+                mapping_of(type(result), {key: column[i] for key, column in columns.items()})
                 for i in range(len(calls))
             ]
         if self._lists and isinstance(result, list):
@@ -259,7 +265,7 @@ class Collator:
             return [result[end - call.rows : end] for end, call in zip(ends, calls, strict=True)]
         if isinstance(result, list | tuple):
             columns = [self._split(value, calls) for value in result]
-            return [_sequence(type(result), [c[i] for c in columns]) for i in range(len(calls))]
+            return [sequence_of(type(result), [c[i] for c in columns]) for i in range(len(calls))]
         if result is None or isinstance(result, BY_VALUE):
             return [result] * len(calls)
         if (packing := self.rules.packings.get(type(result))) is not None:
@@ -329,10 +335,10 @@ def _merge(values: Sequence[Any], rule: Rule | None, calls: Sequence[Call]) -> A
         return first[:1] * sum(call.rows for call in calls)
     if isinstance(first, Mapping):
         merged = {key: _merge([v[key] for v in values], rule, calls) for key in first}
-        return _mapping(type(first), merged)
+        return mapping_of(type(first), merged)
     if isinstance(first, list | tuple):
         entries = [_merge(entry, rule, calls) for entry in zip(*values, strict=True)]
-        return _sequence(type(first), entries)
+        return sequence_of(type(first), entries)
     return first
 
 
@@ -376,37 +382,3 @@ def _pad(values: Sequence[torch.Tensor], rule: Ragged) -> torch.Tensor:
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
-
-
-def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a tree of mappings, lists and tuples, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from iter_tensors(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from iter_tensors(entry)
-
-
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree with every tensor replaced."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        mapped = {key: map_tensors(entry, function) for key, entry in value.items()}
-        return _mapping(type(value), mapped)
-    if isinstance(value, list | tuple):
-        return _sequence(type(value), [map_tensors(entry, function) for entry in value])
-    return value
-
-
-def _mapping(cls: type, entries: dict[Any, Any]) -> Any:
-    """A dict, or a model output class that takes its fields by name."""
-    return entries if cls is dict else cls(**entries)
-
-
-def _sequence(cls: type, entries: Iterable[Any]) -> Any:
-    """A list or tuple, or a named tuple."""
-    return cls(entries) if cls in (list, tuple) else cls(*entries)

@@ -8,35 +8,53 @@ from typing import Any
 import torch
 
 from vllm_omni.diffusion.rules import CallRules, Ragged
-from vllm_omni.platforms.graphs import ShapeGraphs
+from vllm_omni.diffusion.tensor_trees import filled, iter_tensors, map_tensors
+from vllm_omni.platforms.graphs import Results, ShapeGraphs
+
+_NOTHING = torch.empty(0)
 
 
 class Replay:
-    """The method. Its results are cut where its argument was padded.
+    """The method. Its results are cut where its first argument was padded.
 
     Args:
         function: The method.
         name: For the log.
         rules: Its rules; with graphs.
         device: Where it runs.
+        make: Makes the graphs.
     """
 
     def __init__(
-        self, function: Callable[..., Any], name: str, rules: CallRules, device: torch.device
+        self,
+        function: Callable[..., Any],
+        name: str,
+        rules: CallRules,
+        device: torch.device,
+        make: Callable[[Callable[..., Results], str], ShapeGraphs] = ShapeGraphs,
     ) -> None:
         assert rules.graphs is not None
-        ((_, rule),) = rules.arguments.items()
+        rule = next(iter(rules.arguments.values()))
         assert isinstance(rule, Ragged)
         self._dim = rule.dim
         self._output = rules.ragged_output
-        self._graphs = ShapeGraphs(lambda value: (function(value),), name)
-        self._graphs.capture((each.to(device),) for each in rules.graphs.examples())
+        self._function = function
+        self._graphs = make(self._flat, name)
+        examples = rules.graphs.examples()
+        self._arguments = map_tensors(examples[0], lambda _: _NOTHING)
+        self._result: Any = None
+        self._graphs.capture([each.to(device) for each in iter_tensors(args)] for args in examples)
 
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        """The method's result for one argument, which is on the device."""
-        (result,) = self._graphs(value)
-        assert result is not None
+    def __call__(self, *args: Any) -> Any:
+        """The method's result; tensors are on the device."""
+        result = filled(self._result, self._graphs(*iter_tensors(args)))
         if self._output is None:
             return result
-        valid = self._output.length(value.shape[self._dim])
-        return result.narrow(self._output.dim, 0, min(valid, result.shape[self._output.dim]))
+        valid, dim = self._output.length(args[0].shape[self._dim]), self._output.dim
+        return map_tensors(result, lambda each: each.narrow(dim, 0, min(valid, each.shape[dim])))
+
+    def _flat(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The method of the tensors in its arguments; gives those in its result."""
+        result = self._function(*filled(self._arguments, tensors))
+        self._result = map_tensors(result, lambda _: _NOTHING)
+        return tuple(iter_tensors(result))

@@ -136,22 +136,22 @@ GRAPH_SIZE = 256
 @dataclass(frozen=True, slots=True)
 class Graphs:
     """The method is replayed from CUDA graphs where its inputs are small (and the stage is not
-    `enforce_eager`). It has one argument, which is `Ragged`, and gives one tensor; both are on the
-    device all the time.
+    `enforce_eager`). Its first argument is `Ragged`; it has positional ones only, and nothing of it
+    leaves the device.
 
     Attributes:
-        example: Rows and length -> an argument of that size, on any device.
+        example: Rows and length -> arguments of that size, on any device.
         lengths: Sizes along the ragged dimension that there are graphs for.
         rows: Likewise of rows.
         size: The largest product of the two.
     """
 
-    example: Callable[[int, int], torch.Tensor]
+    example: Callable[[int, int], tuple[Any, ...]]
     lengths: tuple[int, ...] = GRAPH_LENGTHS
     rows: tuple[int, ...] = GRAPH_ROWS
     size: int = GRAPH_SIZE
 
-    def examples(self) -> list[torch.Tensor]:
+    def examples(self) -> list[tuple[Any, ...]]:
         """One of each size, the largest first."""
         pairs = [(r, n) for r in self.rows for n in self.lengths if r * n <= self.size]
         return [self.example(*pair) for pair in sorted(pairs, key=math.prod, reverse=True)]

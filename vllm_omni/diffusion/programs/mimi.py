@@ -70,8 +70,8 @@ def components(codec: MimiCodec) -> Loaded:
     size, groups, dtype = config.frame_size, config.num_quantizers, codec.dtype
     same = RaggedOutput(lambda frames: frames, dim=1)
     width = config.hidden_size * vectors_per_frame(config)
-    codes = Graphs(lambda rows, n: torch.zeros(rows, groups, n, dtype=torch.int64))
-    latents = Graphs(lambda rows, n: torch.zeros(rows, n, width, dtype=dtype))
+    codes = Graphs(lambda rows, n: (torch.zeros(rows, groups, n, dtype=torch.int64),))
+    latents = Graphs(lambda rows, n: (torch.zeros(rows, n, width, dtype=dtype),))
     rules = {
         "latents": CallRules({"codes": Ragged(-1)}, same, graphs=codes),
         "samples": CallRules(

@@ -27,7 +27,7 @@ from vllm_omni.diffusion.programs.recordings import (
     checked_recording,
     received_recordings,
 )
-from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
+from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, read_tensors
 from vllm_omni.errors import OmniConfigError
@@ -63,11 +63,31 @@ def components(
     rate = config.downsample_rate
     whole = RaggedOutput(lambda samples: samples // rate, dim=1)
     parts = {
-        "decoder": Component(decoder, {"forward": CallRules({"codes": Ragged(-1)})}),
+        "decoder": Component(
+            decoder,
+            {"forward": CallRules({"codes": Ragged(-1)}, graphs=Graphs(_example(decoder, groups)))},
+        ),
         "encoder": Component(encoder, {"forward": CallRules({"samples": Ragged(-1)}, whole)}),
     }
     memory = decoder.new_memory
     return Loaded(parts, {"config": config, "groups": groups, "pad": pad, "memory": memory})
+
+
+def _example(
+    decoder: MossDecoder, groups: int
+) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]]:
+    """Arguments of the decoder, of streams that begin."""
+
+    def example(
+        rows: int, frames: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        codes = torch.zeros(rows, groups, frames, dtype=torch.int64)
+        seen = torch.zeros(rows, dtype=torch.int64)
+        memory = decoder.new_memory(torch.device("cpu"))
+        whole = [each.expand(rows, *each.shape[1:]) for each in memory]
+        return codes, seen, torch.full_like(seen, frames), whole
+
+    return example
 
 
 def load(ctx: LoadContext) -> Loaded:

@@ -108,12 +108,12 @@ def components(code2wav: Qwen3OmniMoeCode2Wav) -> Loaded:
     encoder_rules = CallRules(
         {"codes": Ragged(-1)},
         RaggedOutput(lambda frames: frames, dim=1),
-        graphs=Graphs(lambda rows, n: torch.zeros(rows, groups, n, dtype=torch.int64)),
+        graphs=Graphs(lambda rows, n: (torch.zeros(rows, groups, n, dtype=torch.int64),)),
     )
     decoder_rules = CallRules(
         {"hidden": Ragged(1)},
         RaggedOutput(lambda frames: frames * rate - trimmed),
-        graphs=Graphs(lambda rows, n: torch.zeros(rows, n, width, dtype=dtype)),
+        graphs=Graphs(lambda rows, n: (torch.zeros(rows, n, width, dtype=dtype),)),
         to_host=True,
     )
     return Loaded(

@@ -86,8 +86,8 @@ def components(
     up, down = config.decode_upsample_rate, config.encode_downsample_rate
     same = RaggedOutput(lambda frames: frames, dim=1)
     sizes, dtype = config.decoder_config, next(decoder.parameters()).dtype
-    codes = Graphs(lambda rows, n: torch.zeros(rows, sizes.num_quantizers, n, dtype=torch.int64))
-    latents = Graphs(lambda rows, n: torch.zeros(rows, n, sizes.latent_dim, dtype=dtype))
+    codes = Graphs(lambda rows, n: (torch.zeros(rows, sizes.num_quantizers, n, dtype=torch.int64),))
+    latents = Graphs(lambda rows, n: (torch.zeros(rows, n, sizes.latent_dim, dtype=dtype),))
     sound = RaggedOutput(lambda frames: frames * up)
     parts = {
         "decoder": Component(

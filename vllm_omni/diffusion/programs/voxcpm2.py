@@ -50,7 +50,7 @@ def load(ctx: LoadContext) -> Loaded:
         "decoder": CallRules(
             {"latents": Ragged(1)},
             RaggedOutput(lambda n: n * decoder.hop),
-            graphs=Graphs(lambda rows, n: torch.zeros(rows, n, config["latent_dim"])),
+            graphs=Graphs(lambda rows, n: (torch.zeros(rows, n, config["latent_dim"]),)),
             to_host=True,
         ),
     }

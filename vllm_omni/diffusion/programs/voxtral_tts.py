@@ -56,7 +56,7 @@ def components(
     rule = CallRules(
         {"codes": Ragged(1)},
         RaggedOutput(lambda frames: frames * size),
-        graphs=Graphs(lambda rows, n: torch.zeros(rows, n, groups, dtype=torch.int64)),
+        graphs=Graphs(lambda rows, n: (torch.zeros(rows, n, groups, dtype=torch.int64),)),
         to_host=True,
     )
     rules = {"forward": rule}
