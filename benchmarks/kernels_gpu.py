@@ -106,7 +106,7 @@ def packets(report: Report) -> None:
         for rows, length in ((1, 1), (1, 4), (1, 25), (16, 8), (64, 25), (64, 600)):
             if length > 100 and name == "samples":
                 continue
-            value = rules.graphs.example(rows, length).to(DEVICE)
+            (value,) = (each.to(DEVICE) for each in rules.graphs.example(rows, length))
             what = f"{name} of {rows} x {length} frames"
             report.add(f"{what}, graph", milliseconds(lambda v=value, r=replay: r(v)), "ms")
             report.add(f"{what}, eager", milliseconds(lambda v=value, m=method: m(v)), "ms")

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from vllm_omni.diffusion.capture_sizes import KEY, capture_lengths
 from vllm_omni.diffusion.programs import mimi, moss_tts, qwen3_omni, qwen3_tts, voxcpm2, voxtral_tts
 from vllm_omni.diffusion.replay import Replay
-from vllm_omni.diffusion.rules import CallRules
+from vllm_omni.diffusion.rules import GRAPH_LENGTHS, CallRules
 from vllm_omni.diffusion.spec import LoadContext, Loaded
+from vllm_omni.errors import OmniConfigError
 from vllm_omni.platforms.graphs import Results, ShapeGraphs
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
@@ -75,7 +77,7 @@ def test_from_graphs_as_without(family: str, tiny_checkpoint: Callable[[str], Pa
     assert len(methods) == count
     generator = torch.Generator().manual_seed(0)
     for method, rules in methods:
-        replay = Replay(method, "method", rules, CPU, Padding)
+        replay = Replay(method, "method", rules, CPU, make=Padding)
         (value,) = rules.graphs.example(3, 5)
         if value.is_floating_point():
             value.normal_(generator=generator)
@@ -90,7 +92,7 @@ def test_a_decoder_with_a_memory(tiny_checkpoint: Callable[[str], Path]) -> None
     """MOSS-TTS's; what it remembers is of the valid frames."""
     loaded = moss_tts.load(LoadContext(str(tiny_checkpoint("moss_tts")), CPU))
     ((method, rules),) = graphed(loaded)
-    replay = Replay(method, "method", rules, CPU, Padding)
+    replay = Replay(method, "method", rules, CPU, make=Padding)
     plain, replayed = ([*rules.graphs.example(3, 5)] for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
@@ -104,3 +106,16 @@ def test_a_decoder_with_a_memory(tiny_checkpoint: Callable[[str], Path]) -> None
             torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
         plain[1:] = plain[1] + 5, plain[2], memory
         replayed[1:] = replayed[1] + 5, replayed[2], kept
+
+
+@pytest.mark.parametrize("given", [[8, 4, 8], "4, 8", "4,8"])
+def test_lengths_of_a_deploy_file(given: Any) -> None:
+    assert capture_lengths({KEY: given}) == (4, 8)
+    assert capture_lengths({KEY: 16}) == (16,)
+    assert capture_lengths({}) == GRAPH_LENGTHS
+
+
+@pytest.mark.parametrize("given", [[], "", "four", [0], -1, {"a": 1}, [None]])
+def test_lengths_that_are_none(given: Any) -> None:
+    with pytest.raises(OmniConfigError, match=f"^{KEY}: numbers of frames"):
+        capture_lengths({KEY: given})

@@ -75,10 +75,10 @@ class Collator:
         self._digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._replay: Replay | None = None
 
-    def capture(self) -> None:
-        """Capture the method's CUDA graphs, if it has any."""
+    def capture(self, lengths: Sequence[int]) -> None:
+        """Capture the method's CUDA graphs for some lengths, if it has any."""
         if self.rules.graphs is not None and self._device.type == "cuda":
-            self._replay = Replay(self.function, self._method, self.rules, self._device)
+            self._replay = Replay(self.function, self._method, self.rules, self._device, lengths)
 
     def describe(self, call: Call) -> None:
         """Fill in the call's `signature`, `rows`, `length` and `beside`."""

@@ -9,7 +9,7 @@ import inspect
 import logging
 import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -75,7 +75,7 @@ class Engine:
         max_requests: Most live requests; further ones are refused.
         scheduler: What decides which calls run next; with its own `max_batch`.
         foresee: Run calls that are still to come together with those that they follow.
-        graphs: Capture CUDA graphs of the methods that have rules for them.
+        graphs: Lengths for which CUDA graphs are captured, of the methods that have rules for them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Engine:
         max_requests: int = 256,
         scheduler: CallScheduler | None = None,
         foresee: bool = True,
-        graphs: bool = False,
+        graphs: Sequence[int] = (),
     ) -> None:
         self._spec = spec
         self._device = _indexed(device or torch.device("cpu"))
@@ -99,7 +99,7 @@ class Engine:
         if graphs:
             for component in self._components.values():
                 for collator in component.collators.values():
-                    collator.capture()
+                    collator.capture(graphs)
         self._scheduler = CallScheduler(max_batch) if scheduler is None else scheduler
         self._stopwatch = stopwatch_for(self._device)
         self._live: dict[str, _Live] = {}

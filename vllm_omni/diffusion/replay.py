@@ -2,12 +2,12 @@
 """A component's method from CUDA graphs, for inputs small enough that launching kernels is what
 they take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from vllm_omni.diffusion.rules import CallRules, Ragged
+from vllm_omni.diffusion.rules import GRAPH_LENGTHS, CallRules, Ragged
 from vllm_omni.diffusion.tensor_trees import filled, iter_tensors, map_tensors
 from vllm_omni.platforms.graphs import Results, ShapeGraphs
 
@@ -22,6 +22,7 @@ class Replay:
         name: For the log.
         rules: Its rules; with graphs.
         device: Where it runs.
+        lengths: That there are graphs for.
         make: Makes the graphs.
     """
 
@@ -31,6 +32,7 @@ class Replay:
         name: str,
         rules: CallRules,
         device: torch.device,
+        lengths: Sequence[int] = GRAPH_LENGTHS,
         make: Callable[[Callable[..., Results], str], ShapeGraphs] = ShapeGraphs,
     ) -> None:
         assert rules.graphs is not None
@@ -40,7 +42,7 @@ class Replay:
         self._output = rules.ragged_output
         self._function = function
         self._graphs = make(self._flat, name)
-        examples = rules.graphs.examples()
+        examples = rules.graphs.examples(lengths)
         self._arguments = map_tensors(examples[0], lambda _: _NOTHING)
         self._result: Any = None
         self._graphs.capture([each.to(device) for each in iter_tensors(args)] for args in examples)

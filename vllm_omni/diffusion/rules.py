@@ -2,7 +2,7 @@
 """How the calls of a component's method are put together: declarations that `collate` follows."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -141,19 +141,21 @@ class Graphs:
 
     Attributes:
         example: Rows and length -> arguments of that size, on any device.
-        lengths: Sizes along the ragged dimension that there are graphs for.
-        rows: Likewise of rows.
+        rows: Numbers of rows that there are graphs for.
         size: The largest product of the two.
     """
 
     example: Callable[[int, int], tuple[Any, ...]]
-    lengths: tuple[int, ...] = GRAPH_LENGTHS
     rows: tuple[int, ...] = GRAPH_ROWS
     size: int = GRAPH_SIZE
 
-    def examples(self) -> list[tuple[Any, ...]]:
-        """One of each size, the largest first."""
-        pairs = [(r, n) for r in self.rows for n in self.lengths if r * n <= self.size]
+    def examples(self, lengths: Sequence[int] = GRAPH_LENGTHS) -> list[tuple[Any, ...]]:
+        """One of each size, the largest first.
+
+        Args:
+            lengths: Sizes along the ragged dimension; one row of each there is in any case.
+        """
+        pairs = [(r, n) for r in self.rows for n in lengths if r == 1 or r * n <= self.size]
         return [self.example(*pair) for pair in sorted(pairs, key=math.prod, reverse=True)]
 
 

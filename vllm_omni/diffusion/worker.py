@@ -16,6 +16,7 @@ import zmq
 from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.connectors.base import OmniConnector, make_key
 from vllm_omni.connectors.factory import create_connector
+from vllm_omni.diffusion.capture_sizes import capture_lengths
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.messages import Abort, Ping, decode_to_worker, encode
 from vllm_omni.diffusion.program import Message
@@ -97,7 +98,7 @@ class Worker:
             device=device,
             max_batch=settings.max_batch,
             max_requests=config.max_requests,
-            graphs=not settings.enforce_eager,
+            graphs=() if settings.enforce_eager else capture_lengths(config.connector_extra),
         )
         self._connector: OmniConnector = create_connector(
             config.connector, config.connector_extra, config.deployment_id
