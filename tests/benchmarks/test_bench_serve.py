@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm bench serve --omni` against a server whose timing is known (REFERENCE.md 2.7)."""
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.benchmarks.fake import (
     FakeServer,
     fake_server,
 )
+from vllm_omni.benchmarks.datasets import requests_of
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
@@ -96,13 +98,17 @@ def test_a_sweep_saves_each_load_and_draws_them(server: FakeServer, tmp_path: Pa
         assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 10
 
 
-def test_the_same_seed_asks_the_same(server: FakeServer, tmp_path: Path) -> None:
-    asked = []
-    for seed in ("1", "1", "2"):
-        server.bodies.clear()
-        bench(server.url, SPEECH, tmp_path, *SENTENCES, "5", *WAV, "--seed", seed)
-        asked.append({body["input"] for body in server.bodies})
-    assert asked[0] == asked[1] != asked[2]
+def test_the_same_seed_asks_the_same() -> None:
+    def asked(seed: int) -> list[object]:
+        options = {"dataset_name": "sentences", "num_prompts": 50, "seed": seed}
+        rest = {"disable_shuffle": False, "output_len": 7, "request_id_prefix": "r"}
+        requests = requests_of(argparse.Namespace(**options, **rest), None, ())
+        assert [request.expected_output_len for request in requests] == [7] * 50
+        assert len({request.request_id for request in requests}) == 50
+        return [request.prompt for request in requests]
+
+    assert asked(1) == asked(1) != asked(2)
+    assert sorted(asked(1)[:40]) == sorted(asked(2)[:40]), "all of them before one comes again"
 
 
 @pytest.mark.parametrize(
