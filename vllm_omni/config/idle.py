@@ -91,7 +91,12 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "enable_cache_dit_summary": _flag("bool", "Log cache-dit's summary of each request."),
     "diffusion_compile_granularity": _flag("str", "`regional` or `full`."),
     "diffusion_compile_dynamic": _flag("bool", "Compile for dynamic shapes."),
-    "enable_cuda_graph_decode": _flag("bool", "CUDA graphs for codec decoding."),
+    "enable_cuda_graph_decode": IdleKey(
+        "Codecs that have CUDA graphs use them unless `enforce_eager` is set.",
+        "bool",
+        dead=True,
+        flag=True,
+    ),
     "diffusion_attention_backend": _flag("str", "Attention backend of a diffusion stage."),
     "diffusion_attention_config": _flag("json", "Attention backend by layer kind.", "-dac"),
     "fastvideo_vsa_topk": _flag("int", "Blocks that video sparse attention keeps."),

@@ -186,7 +186,8 @@ class StageKeys(Section):
         "Sampling defaults, below those of a request."
     )
     subtalker_sampling_params: dict[str, Any] | None = key(
-        "Sampling of a talker's codebooks after the first (`temperature`, `top_k`, `top_p`).",
+        "How codes of a frame after the first are drawn: `temperature`, `top_k`, `top_p`, `seed`, "
+        "`guidance_scale` (of models that have it).",
         engines=AR,
     )
     max_num_seqs: Int | None = key("Most requests in one batch.", engines=BOTH, flag=BOTH, ge=1)
