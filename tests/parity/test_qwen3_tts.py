@@ -60,6 +60,11 @@ class Speaker:
 
         return self._running.run(together())
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Speakers that `AsyncOmni` names."""
+        return self._running.omni.voices
+
     def pieces(self, request: SpeechRequest) -> list[np.ndarray]:
         """The sound of a request as it is streamed."""
         return self._running.run(self._pieces(request))
@@ -163,6 +168,11 @@ def test_the_first_piece_is_as_long_as_asked(speaker: Speaker) -> None:
         first, *rest = speaker.pieces(replace(request, initial_frames=frames))
         assert len(first) == frames * FRAME
         assert_same(np.concatenate([first, *rest]), speaker.expected(speaker.cases[1]))
+
+
+def test_voices_are_the_checkpoints(speaker: Speaker) -> None:
+    own = ("serena", "vivian", "eric") if speaker.kind == "custom_voice" else ()
+    assert speaker.voices == own
 
 
 def test_what_cannot_be_said(speaker: Speaker) -> None:

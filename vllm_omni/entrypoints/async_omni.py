@@ -117,7 +117,7 @@ class AsyncOmni(EngineClient):
     @property
     def voices(self) -> tuple[str, ...]:
         """Speakers that the checkpoint offers, the default one first."""
-        return self._requests.voices
+        return self._requests.voices if self._speech is None else self._speech.offer.voices
 
     @property
     def speech(self) -> SpeechOffer | None:

@@ -97,7 +97,7 @@ class Omni:
     @property
     def voices(self) -> tuple[str, ...]:
         """Speakers that the checkpoint offers, the default one first."""
-        return self._requests.voices
+        return self._requests.voices if self._speech is None else self._speech.offer.voices
 
     def default_sampling_params(self) -> list[SamplingParams | None]:
         """Copies of every stage's defaults, to be changed and passed to `generate`."""
