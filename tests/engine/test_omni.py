@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
 
 from tests.engine.test_async_omni import ENDLESS, WAIT_S, launched, plan
 from vllm_omni import Omni
@@ -56,6 +57,10 @@ def test_threads_get_their_own_answers(offline: Offline) -> None:
         ({"sampling_params": "greedy"}, "sampling_params"),
         ({"sampling_params": [{}]}, "sampling_params_list"),
         ({"sampling_params": [{"tempo": 1}, {}, {}]}, "sampling_params_list.0.tempo"),
+        *(
+            ({"sampling_params": [each, {}, {}]}, "sampling_params_list.0.repetition_penalty")
+            for each in ({"repetition_penalty": 1e-300}, SamplingParams(repetition_penalty=1e300))
+        ),
         ({"output_modalities": "text"}, "modalities"),
         ({"output_modalities": [None]}, "modalities"),
         ({"voice": ["ethan"]}, "audio.voice"),

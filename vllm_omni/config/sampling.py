@@ -26,6 +26,10 @@ SUBTALKER = "subtalker_sampling_params"
 """Key of `extra_args` that says how a talker's frames are drawn."""
 
 
+LEAST_PENALTY, MOST_PENALTY = 1e-3, 1e3
+"""Of `repetition_penalty`: logits times or by it, in float32, have to stay finite."""
+
+
 class SamplingError(ValueError):
     """A sampling parameter is unknown or wrong.
 
@@ -67,11 +71,13 @@ def sampling_params(given: Mapping[str, Any], base: Mapping[str, Any]) -> Sampli
     """
     typed = {key: _typed(key, value) for key, value in given.items()}
     try:
-        return SamplingParams(**{**base, **typed})
+        params = SamplingParams(**{**base, **typed})
     except (VLLMClientError, ValueError, TypeError) as error:
         message = str(error.args[0]) if error.args else str(error)
         key = _culprit(error, message, typed, base)
         raise SamplingError(key, message) from error
+    _check_penalty(params)
+    return params
 
 
 def check_types(params: SamplingParams) -> None:
@@ -84,6 +90,14 @@ def check_types(params: SamplingParams) -> None:
         value, default = getattr(params, key), _defaults()[key]
         if value is not default and not (type(value) is type(default) and value == default):
             _converted(key, value, wanted)
+    _check_penalty(params)
+
+
+def _check_penalty(params: SamplingParams) -> None:
+    given = params.repetition_penalty
+    if not LEAST_PENALTY <= given <= MOST_PENALTY:
+        allowed = f"{LEAST_PENALTY:g} to {MOST_PENALTY:g}"
+        raise SamplingError("repetition_penalty", f"should be {allowed}, got {given:g}")
 
 
 _OBJECTS = ("kv_transfer_params", "ec_transfer_params")

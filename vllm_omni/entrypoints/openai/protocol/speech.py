@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from vllm_omni.config.sampling import LEAST_PENALTY
 from vllm_omni.entrypoints.openai.protocol.content import check_text
 from vllm_omni.entrypoints.openai.protocol.diffusion import Name, Seed, at_fault
 from vllm_omni.entrypoints.openai.protocol.unknown import KnownFields, check_known
@@ -76,6 +77,11 @@ def _speakable(text: str) -> str:
             "nothing_to_say", "should have something to say: a letter or a digit at least"
         )
     return text
+
+
+def empty_or_speakable(text: str) -> str:
+    """For validators: a text that has something to say, or is none."""
+    return _speakable(text) if text else text
 
 
 Text = Annotated[str, StringConstraints(max_length=MAX_ANY_TEXT), AfterValidator(without_controls)]
@@ -162,7 +168,7 @@ class SpeechOptions(KnownFields):
     top_p: float | None = Field(default=None, gt=0, le=1, description="Of the first stage.")
     top_k: int | None = Field(default=None, ge=-1, le=1 << 20, description="Of the first stage.")
     repetition_penalty: float | None = Field(
-        default=None, gt=0, le=10, description="Of the first stage."
+        default=None, ge=LEAST_PENALTY, le=10, description="Of the first stage."
     )
     initial_codec_chunk_frames: int | None = Field(
         default=None,
