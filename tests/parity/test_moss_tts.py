@@ -189,7 +189,14 @@ def test_what_cannot_be_said(running: Deployment) -> None:
         (SpeechRequest(text="?!"), "text"),
         (SpeechRequest(text="Hi", language="Klingon"), "language"),
         (SpeechRequest(text="Hi", extra={"tokens": 0}), "extra.tokens"),
+        (SpeechRequest(text="Hi", extra={"tokens": 10**9}), "extra.tokens"),
         (SpeechRequest(text="Hi", extra={"quality": 5}), "extra.quality"),
+        (SpeechRequest(text="Hi", extra={"quality": "word " * 101}), "extra.quality"),
+        (SpeechRequest(text="Hi", extra={"sound_event": "a\x00b"}), "extra.sound_event"),
+        (
+            SpeechRequest(text="Hi", references=(Reference(sound(2.0), RATE, "a"),)),
+            "references.text",
+        ),
         (SpeechRequest(text="Hi", extra={"mood": "glad"}), "extra.mood"),
     ):
         with pytest.raises(OmniClientError) as refused:

@@ -7,6 +7,7 @@ some (numbers, marks) before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from vllm_omni.speech.delay import delayed
 from vllm_omni.speech.family import EncodedReference, SpeechOffer, SpeechPrompt
 from vllm_omni.speech.layout import Layout
 from vllm_omni.speech.request import SpeechRequest
+from vllm_omni.speech.text import first_control
 
 ARCHITECTURE = "MossTTSDelayModel"
 SAMPLE_RATE = 24000
@@ -54,6 +56,10 @@ LANGUAGES = (
 LENGTH = "tokens"
 WORDS = ("quality", "sound_event", "ambient_sound")
 """Further fields of a message: how many frames the sound should have, and what it is like."""
+MAX_WORDS = 500
+"""Characters of one."""
+MAX_LENGTH = 40_960
+"""Frames: positions of the published checkpoints."""
 CONTENT = "\x00"
 """Stands for a message's content where the chat template is read."""
 NONE = "None"
@@ -94,6 +100,37 @@ def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
     yield from token_ids(config.to_dict(), "", names, words, "language_config.vocab_size")
 
 
+def _check_fields(request: SpeechRequest) -> None:
+    """See that a message's further fields are what they should be.
+
+    Raises:
+        OmniClientError: One is not.
+    """
+    for name in (LENGTH, *WORDS):
+        value = request.extra.get(name)
+        wrong = None if value is None else (_length if name == LENGTH else _words)(value)
+        if wrong is not None:
+            raise OmniClientError(f"extra.{name}: {wrong}", param=f"extra.{name}")
+
+
+def _length(value: Any) -> str | None:
+    """What is wrong with a number of frames."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_LENGTH:
+        return None
+    return f"should be a whole number of frames, 1 to {MAX_LENGTH}, not {brief(value)}"
+
+
+def _words(value: Any) -> str | None:
+    """What is wrong with words."""
+    if not isinstance(value, str):
+        return f"should be words, not {brief(value)}"
+    if len(value) > MAX_WORDS:
+        return f"has {len(value)} characters, at most {MAX_WORDS} are taken"
+    if (position := first_control(value)) is not None:
+        return f"has the control character {value[position]!a} at position {position}"
+    return None
+
+
 class MossTTS:
     """Prompts of one checkpoint. See `SpeechFamily`.
 
@@ -114,7 +151,9 @@ class MossTTS:
         max_references=MAX_REFERENCES,
         speaker_embeddings=False,
         streams_text=False,
+        reads_transcripts=False,
         extra=frozenset({LENGTH, *WORDS}),
+        check=_check_fields,
     )
 
     def __init__(self, config: PretrainedConfig, model: str, tokenizer: TokenizerLike) -> None:
@@ -157,25 +196,11 @@ class MossTTS:
 
 
 def _fields(request: SpeechRequest) -> str:
-    """What follows the references in a message.
-
-    Raises:
-        OmniClientError: An option is of the wrong kind.
-    """
+    """What follows the references in a message."""
     extra = request.extra
-    length = extra.get(LENGTH)
-    if length is not None and (
-        isinstance(length, bool) or not isinstance(length, int) or length < 1
-    ):
-        raise OmniClientError(
-            f"should be a whole number of frames, not {length!r}", param=f"extra.{LENGTH}"
-        )
-    for name in WORDS:
-        if not isinstance(extra.get(name), str | None):
-            raise OmniClientError(f"should be words, not {extra[name]!r}", param=f"extra.{name}")
     fields = {
         "Instruction": request.instructions,
-        "Tokens": length,
+        "Tokens": extra.get(LENGTH),
         "Quality": extra.get("quality"),
         "Sound Event": extra.get("sound_event"),
         "Ambient Sound": extra.get("ambient_sound"),

@@ -38,6 +38,7 @@ logger = init_logger(__name__)
 
 _MAX_ERRORS = 5
 _MAX_MESSAGE = 2000
+_MAX_PARAM = 200
 _FIELD_FIRST = re.compile(r"^[`'\"]?(\w+)[`'\"]? (?:must|cannot|contains|should|is not) ")
 _WORD = re.compile(r"\w+")
 _PROCESSOR_FAILED = re.compile(r"Failed to apply \w+ on data=")
@@ -58,7 +59,7 @@ def error_body(
         "error": {
             "message": message,
             "type": error_type,
-            "param": param,
+            "param": param and param[:_MAX_PARAM],
             "code": code if code is not None else int(status),
         }
     }
