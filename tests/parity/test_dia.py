@@ -197,6 +197,7 @@ def test_speech_of_any_length(speaker: Speaker) -> None:
         (SpeechRequest(text="Hi", instructions="Whisper."), "instructions"),
         (SpeechRequest(text="Hi", references=(Reference(sound(2.0), 16_000),)), "references.text"),
         (SpeechRequest(text="Hi", speaker_embedding=np.ones(64)), "speaker_embedding"),
+        (SpeechRequest(text="[S1] Hi. [S3] Hi."), "text"),
         (SpeechRequest(text="word " * 205), "text"),
         (replace(CASES[3].request, text="word " * 203), "text"),
     ],

@@ -217,6 +217,11 @@ def test_speech_of_any_length(speaker: Speaker) -> None:
         (SpeechRequest(text="Hi", voice="4"), "voice"),
         (SpeechRequest(text="?!", voice="1"), "text"),
         (SpeechRequest(text="Speaker 1:\nSpeaker 2: "), "text"),
+        (SpeechRequest(text="Speaker 1: Hi.\nSpeaker 12: Hi."), "text"),
+        (
+            SpeechRequest(text="Hi", references=(Reference(sound(2.0), RATE, "a"),)),
+            "references.text",
+        ),
         (SpeechRequest(text="Hi", instructions="Whisper."), "instructions"),
         (SpeechRequest(text="Hi", references=(Reference(sound(2.0), RATE),) * 5), "references"),
         (SpeechRequest(text="Hi", speaker_embedding=np.ones(64)), "speaker_embedding"),

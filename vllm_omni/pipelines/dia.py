@@ -11,6 +11,7 @@ The positions of a prompt are explained in `vllm_omni.models.dia`.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import regex as re
 import torch
 from transformers import PretrainedConfig
 from vllm.tokenizers import TokenizerLike
@@ -30,6 +31,7 @@ SAMPLE_RATE = 44100
 """Hz, of recordings and of the sound that is made."""
 SPEAKERS = ("[S1]", "[S2]")
 """A text begins with one of these."""
+_SPEAKER = re.compile(r"\[S\d{1,9}\]")
 
 
 def lanes(decoder: PretrainedConfig) -> int:
@@ -72,6 +74,22 @@ def problems(config: PretrainedConfig, model: str) -> Iterator[Problem]:
     yield from token_ids(decoder.to_dict(), own, names, size, f"{own}vocab_size")
 
 
+def _check_speakers(request: SpeechRequest) -> None:
+    """See that a text, and what is said in a recording, names speakers that there are.
+
+    Raises:
+        OmniClientError: It does not.
+    """
+    said = [("references.text", str(reference.text)) for reference in request.references]
+    for field, text in [("text", request.text), *said]:
+        for mark in _SPEAKER.findall(text):
+            if mark not in SPEAKERS:
+                known = ", ".join(SPEAKERS)
+                raise OmniClientError(
+                    f"{field}: unknown speaker {mark}; this model has {known}", param=field
+                )
+
+
 class Dia:
     """Prompts of one checkpoint. See `SpeechFamily`.
 
@@ -88,6 +106,8 @@ class Dia:
         needs_transcript=True,
         speaker_embeddings=False,
         streams_text=False,
+        unread_sampling=frozenset({"repetition_penalty"}),
+        check=_check_speakers,
     )
 
     def __init__(self, config: PretrainedConfig, model: str, tokenizer: TokenizerLike) -> None:

@@ -34,7 +34,7 @@ SYSTEM = (
     " Transform the text provided by various speakers into speech output, utilizing the distinct "
     "voice of each respective speaker.\n"
 )
-_LINE = re.compile(r"^\s*Speaker\s+(\d)\s*:\s*", re.IGNORECASE)
+_LINE = re.compile(r"^\s*Speaker\s+(\d{1,9})\s*:\s*", re.IGNORECASE)
 _IDS = ("audio_bos_token_id", "audio_eos_token_id", "audio_token_id", "eos_token_id")
 
 
@@ -71,16 +71,39 @@ class Turn:
 
 def turns(text: str, speaker: str) -> list[Turn]:
     """A script, whose lines may begin with `Speaker 1:`; what comes before the first such line is
-    said by `speaker`, and a line without goes on with the last."""
+    said by `speaker`, and a line without goes on with the last.
+
+    Raises:
+        OmniClientError: A line is of a speaker that there is not.
+    """
     found: list[Turn] = []
     for line in text.split("\n"):
-        if (mark := _LINE.match(line)) and mark.group(1) in SPEAKERS:
+        if mark := _LINE.match(line):
+            _check_speaker(mark.group(1))
             found.append(Turn(mark.group(1), line[mark.end() :]))
         elif found:
             found[-1] = Turn(found[-1].speaker, f"{found[-1].text}\n{line}")
         else:
             found.append(Turn(speaker, line))
     return [turn for turn in found if turn.text.strip()]
+
+
+def _check_speaker(name: str) -> None:
+    if name not in SPEAKERS:
+        known = ", ".join(SPEAKERS)
+        raise OmniClientError(
+            f"text: a line is of speaker {name}; this model has {known}", param="text"
+        )
+
+
+def _check_script(request: SpeechRequest) -> None:
+    """See that a script's speakers are there, and have something to say.
+
+    Raises:
+        OmniClientError: They are not, or have not.
+    """
+    if not turns(request.text, str(request.voice)):
+        raise OmniClientError("text: its speakers have nothing to say", param="text")
 
 
 class VibeVoice:
@@ -100,6 +123,8 @@ class VibeVoice:
         speaker_embeddings=False,
         streams_text=False,
         voice_beside_references=True,
+        reads_transcripts=False,
+        check=_check_script,
     )
 
     def __init__(self, config: PretrainedConfig, model: str, tokenizer: TokenizerLike) -> None:
@@ -127,8 +152,6 @@ class VibeVoice:
             text.append(config.audio_eos_token_id)
             before = "\n"
         said = turns(request.text, request.voice)
-        if not said:
-            raise OmniClientError("text: its speakers have nothing to say", param="text")
         script = "".join(f" Speaker {turn.speaker}: {turn.text}\n" for turn in said)
         text += self._ids(f"{before} Text input:\n{script} Speech output:\n")
         text.append(config.audio_bos_token_id)
