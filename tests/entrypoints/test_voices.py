@@ -124,6 +124,7 @@ def test_names_that_are_none(server: SpeechServer, folder: Path, name: str) -> N
         ("consent", {"consent": ""}),
         ("consent", {"consent": "x" * 1001}),
         ("ref_text", {"ref_text": "x" * 5000}),
+        ("ref_text", {"ref_text": "..."}),
         ("speaker_description", {"speaker_description": "a\x00"}),
         ("speaker_embedding.0", {"speaker_embedding": "[1e999]"}),
         ("speaker_embedding", {"speaker_embedding": "__import__('os')"}),
@@ -179,6 +180,23 @@ def test_a_model_that_clones_no_voices(tmp_path: Path) -> None:
         assert found["languages"] == [] and found["voices"] == list(OFFER.voices)
         assert [each["name"] for each in found["uploaded_voices"]] == ["ann"]
         assert "an uploaded voice" in server.assert_blames(server.speak(voice="ann"), "voice")
+
+
+def test_a_model_that_does_not_read_what_a_recording_says(tmp_path: Path) -> None:
+    """Nor one sampling parameter: who sends these learns it, who names a voice need not care."""
+    offer = replace(
+        OFFER,
+        needs_transcript=False,
+        reads_transcripts=False,
+        unread_sampling=frozenset({"repetition_penalty"}),
+    )
+    with speech_server(tmp_path / "voices", offer=offer) as server:
+        assert upload(server, "ann", ref_text="What I say.").status_code == 200
+        for how in ({"voice": "ann"}, {"ref_audio": "ann"}):
+            assert server.speak(**how).status_code == 200
+            assert [each.text for each in server.engine.asked[-1][0].references] == [None]
+            server.assert_blames(server.speak(**how, ref_text="Words."), "ref_text")
+        server.assert_blames(server.speak(repetition_penalty=1.5), "repetition_penalty")
 
 
 # The store by itself.

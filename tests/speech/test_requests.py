@@ -23,6 +23,7 @@ NAMED = SpeechOffer(
 )
 CLONING = SpeechOffer(24000, max_references=1, needs_reference=True, needs_transcript=True)
 WHOLE = SpeechOffer(24000, max_references=1, speaker_embeddings=False, streams_text=False)
+DEAF = SpeechOffer(24000, max_references=1, reads_transcripts=False)
 
 
 def recording(seconds: float = 2.0, text: str | None = "hello", seed: int = 0) -> Reference:
@@ -72,6 +73,9 @@ def test_the_default_voice(voice: str | None) -> None:
             WHOLE,
             "speaker_embedding",
         ),
+        (SpeechRequest(text="Hi", x_vector_only=True), WHOLE, "x_vector_only"),
+        (SpeechRequest(text="Hi", x_vector_only=True), CLONING, "x_vector_only"),
+        (SpeechRequest(text="Hi", references=(recording(),)), DEAF, "references.text"),
         (SpeechRequest(text="Hi"), CLONING, "references"),
         (SpeechRequest(text="Hi", references=(recording(),) * 2), CLONING, "references"),
         (SpeechRequest(text="Hi", references=(recording(0),)), CLONING, "references"),

@@ -143,11 +143,12 @@ def _check_text(text: Any, field: str) -> None:
 
 
 def _check_extra(request: SpeechRequest, offer: SpeechOffer) -> None:
-    for name in request.extra:
+    for key in request.extra:
+        name = str(key)[:MAX_NAME]
         refuse(
-            name not in offer.extra,
+            key not in offer.extra,
             f"extra.{name}",
-            f"this model does not know it{did_you_mean(str(name), offer.extra)}",
+            f"this model does not know it{did_you_mean(name, offer.extra)}",
         )
 
 
@@ -165,11 +166,11 @@ def _check_references(request: SpeechRequest, offer: SpeechOffer) -> None:
         refuse(not taken, "speaker_embedding", "this model takes none")
         if (reason := offer.refused_embedding(embedding)) is not None:
             refuse(True, "speaker_embedding", reason)
-    refuse(
-        request.x_vector_only and bool(given) and not offer.speaker_embeddings,
-        "x_vector_only",
-        "this model takes a recording as a whole",
-    )
+    if request.x_vector_only:
+        whole = not offer.speaker_embeddings
+        refuse(whole, "x_vector_only", "this model takes a recording as a whole")
+        nothing = not given and request.speaker_embedding is None
+        refuse(nothing, "x_vector_only", "there is no recording to take the speaker of")
     least, most = offer.reference_seconds
     for reference in request.references:
         seconds = len(reference.samples) / reference.sample_rate
@@ -185,6 +186,8 @@ def _check_references(request: SpeechRequest, offer: SpeechOffer) -> None:
             + (", or ask for `x_vector_only`" if offer.speaker_embeddings else ""),
         )
         if reference.text is not None:
+            unread = not offer.reads_transcripts
+            refuse(unread, "references.text", "this model does not read what a recording says")
             _check_text(reference.text, "references.text")
 
 

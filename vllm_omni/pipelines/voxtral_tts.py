@@ -103,6 +103,7 @@ class VoxtralTTS:
             max_references=1 if has_encoder(model) else 0,
             speaker_embeddings=False,
             streams_text=False,
+            reads_transcripts=False,
         )
 
     def prompt(

@@ -32,6 +32,7 @@ class SpeechOffer:
         needs_reference: It has no voice but that of a recording (or a speaker embedding).
         needs_transcript: A recording is of no use without what is said in it, unless
             `x_vector_only`.
+        reads_transcripts: It reads what is said in a recording.
         speaker_embeddings: Of a recording it can take the speaker alone (`x_vector_only`), or be
             given that as an embedding; if it can clone voices at all.
         embedding_size: Numbers of a speaker embedding; None where that is not known, or none is
@@ -40,6 +41,7 @@ class SpeechOffer:
         reference_seconds: Shortest and longest recording.
         voice_beside_references: A voice can be named beside recordings: they are what was said
             before, and by whom is for the family to know.
+        unread_sampling: Sampling parameters that change nothing, as it draws its codes itself.
         extra: Names of the options that it reads from `SpeechRequest.extra`.
         check: What else may be wrong with a request that keeps all this, its voice resolved: raises
             `OmniClientError`, which names the attribute. Called before anything is encoded.
@@ -53,11 +55,13 @@ class SpeechOffer:
     max_references: int = 0
     needs_reference: bool = False
     needs_transcript: bool = False
+    reads_transcripts: bool = True
     speaker_embeddings: bool = True
     embedding_size: int | None = None
     streams_text: bool = True
     reference_seconds: tuple[float, float] = (1.0, 30.0)
     voice_beside_references: bool = False
+    unread_sampling: frozenset[str] = frozenset()
     extra: frozenset[str] = frozenset()
     check: Callable[[SpeechRequest], object] | None = None
 

@@ -16,6 +16,7 @@ from vllm_omni.entrypoints.openai.protocol.content import check_text
 from vllm_omni.entrypoints.openai.protocol.speech import (
     MAX_EMBEDDING,
     ReferenceText,
+    empty_or_speakable,
     without_controls,
 )
 from vllm_omni.entrypoints.openai.protocol.unknown import KnownFields
@@ -35,7 +36,7 @@ class VoiceUpload(KnownFields):
         StringConstraints(min_length=1, max_length=MAX_CONSENT, strip_whitespace=True),
         AfterValidator(without_controls),
     ] = Field(description="Who says, or where it says, that this voice may be used.")
-    ref_text: ReferenceText | None = Field(
+    ref_text: Annotated[ReferenceText, AfterValidator(empty_or_speakable)] | None = Field(
         default=None, description="What is said in the recording."
     )
     speaker_description: (

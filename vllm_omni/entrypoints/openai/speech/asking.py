@@ -137,7 +137,7 @@ class Asking:
         if uploaded is not None:
             if references or embedding is not None:
                 raise at_fault("voice", "a voice and a recording were given; choose one")
-            references = _references_of(uploaded, body.ref_text)
+            references = self._references_of(uploaded, body.ref_text)
             embedding = uploaded.embedding
         return SpeechRequest(
             text=text,
@@ -222,7 +222,7 @@ class Asking:
         if (voice := await self._uploaded(source)) is not None:
             if voice.samples is None:
                 raise at_fault(param, "is a voice without a recording: name it in `voice`")
-            return _references_of(voice, None)[0]
+            return self._references_of(voice, None)[0]
         if is_name(source):  # and too short for base64 of a recording
             raise at_fault(
                 param,
@@ -232,6 +232,15 @@ class Asking:
         data = await self._fetched.get(source, lambda: self._recordings.fetched(source, param))
         made: Recording = await self._recordings.of(data, param)
         return Reference(made.samples, made.sample_rate)
+
+    def _references_of(self, voice: Voice, text: str | list[str] | None) -> tuple[Reference, ...]:
+        """An uploaded recording, with what a body or its upload says is said in it."""
+        if voice.samples is None:
+            return ()
+        record = voice.record
+        said = text if isinstance(text, str) else next(iter(text or ()), None)
+        known = record.ref_text if self._offer.reads_transcripts else None
+        return (Reference(voice.samples, record.sample_rate, said or known),)
 
     def _language(self, name: str | None) -> str | None:
         """A language that is asked for; none where it is left to the checkpoint, unless that has
@@ -243,6 +252,9 @@ class Asking:
 
     def _sampling(self, body: SpeechOptions) -> dict[str, Any]:
         values = {theirs: getattr(body, ours) for ours, theirs in _SAMPLING.items()}
+        for name in self._offer.unread_sampling:
+            if values[name] is not None:
+                raise at_fault(name, "this model does not read it")
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -313,12 +325,3 @@ def _texts(body: SpeechOptions, count: int) -> list[str | None]:
     if len(texts) > max(count, 1):
         raise at_fault("ref_text", f"there are {len(texts)} of them, and {count} recordings")
     return [*texts, *[None] * count][:count]
-
-
-def _references_of(voice: Voice, text: str | list[str] | None) -> tuple[Reference, ...]:
-    """An uploaded recording, with what a body or its upload says is said in it."""
-    if voice.samples is None:
-        return ()
-    said = text if isinstance(text, str) else next(iter(text or ()), None)
-    record = voice.record
-    return (Reference(voice.samples, record.sample_rate, said or record.ref_text),)
