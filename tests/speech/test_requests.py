@@ -61,6 +61,7 @@ def test_the_default_voice(voice: str | None) -> None:
         (SpeechRequest(text="Hi", instructions="slowly"), NAMED, "instructions"),
         (SpeechRequest(text="Hi", extra={"pitch": 2}), NAMED, "extra.pitch"),
         (SpeechRequest(text="Hi", initial_frames=0), NAMED, "initial_frames"),
+        (SpeechRequest(text="Hi", cache_salt="a\ud800"), NAMED, "cache_salt"),
         (SpeechRequest(text="Hi", references=(recording(),)), NAMED, "references"),
         (SpeechRequest(text="Hi", non_streaming=False), WHOLE, "non_streaming"),
         (

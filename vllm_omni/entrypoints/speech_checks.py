@@ -11,7 +11,7 @@ from vllm_omni.config.problems import did_you_mean
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.family import SpeechOffer
 from vllm_omni.speech.request import MAX_SAMPLE_RATE, SILENT, Reference, SpeechRequest
-from vllm_omni.speech.text import first_control, is_speakable
+from vllm_omni.speech.text import first_control, first_surrogate, is_speakable
 
 MAX_TEXT = 100_000
 """Characters; what the checkpoint's length allows is usually less."""
@@ -49,7 +49,10 @@ def checked(request: SpeechRequest, offer: SpeechOffer) -> SpeechRequest:
         "non_streaming",
         "the whole text stands in this model's prompt",
     )
-    refuse(request.cache_salt == "", "cache_salt", "should not be empty")
+    salt = request.cache_salt
+    refuse(salt == "", "cache_salt", "should not be empty")
+    if salt is not None and (position := first_surrogate(salt)) is not None:
+        refuse(True, "cache_salt", f"has half a character at position {position}")
     _check_extra(request, offer)
     _check_references(request, offer)
     request = replace(

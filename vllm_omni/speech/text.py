@@ -22,3 +22,9 @@ def first_control(text: str) -> int | None:
         if unicodedata.category(character) in _NO_TEXT and character not in _LINE_BREAKS:
             return position
     return None
+
+
+def first_surrogate(text: str) -> int | None:
+    """Position of the first half of a character, which no encoding has; None if there is none."""
+    found = (i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+    return next(found, None)
