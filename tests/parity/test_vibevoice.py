@@ -244,10 +244,12 @@ def test_special_tokens_in_a_text_are_words(speaker: Speaker) -> None:
 
 def test_scripts() -> None:
     """Lines say who speaks; a line that does not goes on with the last."""
-    script = "So.\nspeaker 1: One\ntwo?\nSpeaker 3 : \nSpeaker 9: no\nSpeaker 0: End."
+    script = "So.\nspeaker 1: One\ntwo?\nSpeaker 3 : \nSpeaker: no\nSpeaker 0: End."
     assert turns(script, "2") == [
         Turn("2", "So."),
         Turn("1", "One\ntwo?"),
-        Turn("3", "\nSpeaker 9: no"),
+        Turn("3", "\nSpeaker: no"),
         Turn("0", "End."),
     ]
+    with pytest.raises(OmniClientError, match="a line is of speaker 9; this model has 0, 1, 2, 3"):
+        turns("Speaker 0: Yes.\nSpeaker 9: no", "2")
