@@ -1,23 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm bench serve --omni` within this process, which has imported vLLM already."""
+"""`vllm bench serve --omni` in forks of this process, which has imported vLLM already.
 
-import gc
+Not within it: the command sets logging and the environment up for itself, for whatever is forked
+afterwards too.
+"""
+
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from vllm_omni.entrypoints.cli.main import main
+import vllm_omni.entrypoints.cli.main  # noqa: F401 - so that forks have it
+from vllm_omni.testing.server import ForkedProcess
+
+TIMEOUT_S = 120.0
 
 
 def command_line(*args: str) -> None:
-    """Run it to its end; what it changes of the process is changed back."""
-    with mock.patch.dict("os.environ"), mock.patch.object(sys, "argv", ["vllm", "bench", "serve"]):
-        try:
-            main(["bench", "serve", "--omni", "--disable-tqdm", *args])
-        finally:
-            gc.unfreeze()
+    """Run it to its end; what it writes is written to `sys.stderr`.
+
+    Raises:
+        SystemExit: It failed, with its exit code.
+    """
+    argv = ["vllm", "bench", "serve", "--omni", "--disable-tqdm", *args]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with mock.patch.object(sys, "argv", argv):  # vLLM's `bench` looks there
+            process = ForkedProcess(argv, log, {})
+        code = process.wait(TIMEOUT_S)
+        print(log.read_text(), end="", file=sys.stderr)
+    if code:
+        raise SystemExit(code)
 
 
 def bench(url: str, backend: str, folder: Path, *args: str) -> dict[str, Any]:

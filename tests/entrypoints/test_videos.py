@@ -257,6 +257,21 @@ def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
         assert check_video((tmp_path / name).read_bytes()).frames == 5
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/videos", "/v1/videos/sync"])
+def test_bench_serve(
+    server: GenerationServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    """REFERENCE.md 2.7."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    fields = {name: value for name, value in SHORT.items() if name != "prompt"} | {"fps": 10}
+    options = ("--dataset-name", "sentences", "--num-prompts", "2", "--endpoint", endpoint)
+    body = ("--extra-body", json.dumps(fields))
+    result = bench(server.url, "openai-videos-omni", tmp_path, *options, *body)
+    assert (result["completed"], result["failed"]) == (2, 0), result["errors"]
+    assert (result["total_videos"], result["total_video_frames"]) == (2, 10)
+    assert result["mean_video_rtf"] == pytest.approx(result["mean_video_generation_ms"] / 500)
+
+
 @pytest.fixture(scope="module")
 def killed(server: GenerationServer) -> dict[str, Any]:
     """The server is dead: what it had finished, what it had not, and its processes."""
@@ -289,18 +304,3 @@ def test_a_kill_loses_only_what_was_not_finished(server, client, folder: Path, k
     assert [path.name for path in (folder / "videos" / lost).iterdir()] == ["job.json"]
     for video in list(client.videos.list()):
         client.videos.delete(video.id)
-
-
-@pytest.mark.parametrize("endpoint", ["/v1/videos", "/v1/videos/sync"])
-def test_bench_serve(
-    server: GenerationServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
-    """REFERENCE.md 2.7."""
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    fields = {name: value for name, value in SHORT.items() if name != "prompt"} | {"fps": 10}
-    options = ("--dataset-name", "sentences", "--num-prompts", "2", "--endpoint", endpoint)
-    body = ("--extra-body", json.dumps(fields))
-    result = bench(server.url, "openai-videos-omni", tmp_path, *options, *body)
-    assert (result["completed"], result["failed"]) == (2, 0), result["errors"]
-    assert (result["total_videos"], result["total_video_frames"]) == (2, 10)
-    assert result["mean_video_rtf"] == pytest.approx(result["mean_video_generation_ms"] / 500)
