@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dia through `AsyncOmni` against transformers' `generate` and `DiaProcessor`, greedily (I-17)."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity.harness import BLOCK, Deployment, counted, deployment, speech_config
+from tests.parity import speaking
+from tests.parity.harness import BLOCK, counted, deployment, speech_config
+from tests.parity.speaking import assert_same
 from tests.reference.dia import LONGEST_DELAY, Answer, HFDia
 from vllm_omni.errors import OmniClientError
 from vllm_omni.speech.request import Reference, SpeechRequest
@@ -22,8 +23,6 @@ FRAME = 512
 REACH = 10
 """Frames after its own that a sample depends on."""
 RATE = 44_100
-# Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently.
-TOLERANCE = 1e-4
 MARGIN = 1e-4
 MAX_ROWS = 56
 CONFIG = speech_config("dia.yaml")
@@ -75,25 +74,10 @@ CASES = (
 
 
 @dataclass
-class Speaker:
+class Speaker(speaking.Speaker):
     """A deployment, and what transformers makes of the cases."""
 
-    running: Deployment
     answers: tuple[Answer, ...]
-
-    async def pieces(self, request: SpeechRequest, params: dict[str, Any]) -> list[np.ndarray]:
-        """A sound as it is streamed."""
-        outputs = self.running.omni.generate(request, sampling_params_list=[params, None])
-        return [output.audio.samples async for output in outputs if output.audio is not None]
-
-    def say(self, *asked: tuple[SpeechRequest, dict[str, Any]]) -> list[np.ndarray]:
-        """The sounds of requests that run at the same time."""
-
-        async def together() -> list[list[np.ndarray]]:
-            return await asyncio.gather(*(self.pieces(*each) for each in asked))
-
-        nothing = np.zeros(0, np.float32)
-        return [np.concatenate([nothing, *pieces]) for pieces in self.running.run(together())]
 
     def case(self, index: int, **params: Any) -> tuple[SpeechRequest, dict[str, Any]]:
         return CASES[index].request, {**CASES[index].params, **params}
@@ -117,11 +101,6 @@ def speaker(tiny_checkpoint: Callable[[str], Path]) -> Iterator[Speaker]:
     with deployment(model, deploy_config=CONFIG) as running:
         reference = HFDia(model)
         yield Speaker(running, tuple(case.said(reference) for case in CASES))
-
-
-def assert_same(made: np.ndarray, expected: np.ndarray) -> None:
-    assert made.shape == expected.shape
-    np.testing.assert_allclose(made, expected, rtol=0, atol=TOLERANCE)
 
 
 def differ(one: np.ndarray, other: np.ndarray) -> bool:

@@ -5,7 +5,6 @@ Rows are transformers' own, generated here. Sound is what our codec makes of the
 tests/diffusion holds it, and the prompts of recordings, to transformers' codec.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,9 @@ import pytest
 import torch
 from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Processor
 
+from tests.parity import speaking
 from tests.parity.harness import Deployment, counted, deployment, speech_config
+from tests.parity.speaking import assert_same
 from vllm_omni.diffusion.programs import higgs_audio_v2
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniClientError
@@ -31,8 +32,6 @@ RECORDED = json.loads((FIXTURES / "codec.json").read_text())
 RATE = 24_000
 GROUPS = 4
 HOP = 960
-# Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently.
-TOLERANCE = 1e-4
 MAX_TOKENS = 48
 CONFIG = speech_config("higgs_audio_v2.yaml")
 TEXTS = ("Hello, how are you?", "One, two, three.", "A", "Bonjour, ça va?", "你好，世界。")
@@ -98,28 +97,12 @@ def plain(expected: Expected, tiny_checkpoint: Callable[[str], Path]) -> dict[st
 
 
 def say(running: Deployment, *requests: SpeechRequest | str, **params: Any) -> list[np.ndarray]:
-    """The sounds of requests that run at the same time."""
-
-    async def one(request: SpeechRequest | str) -> np.ndarray:
-        stages = [{"temperature": 0, "max_tokens": MAX_TOKENS, **params}, None]
-        outputs = running.omni.generate(request, sampling_params_list=stages)
-        pieces = [o.audio.samples async for o in outputs if o.audio is not None]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
-
-    async def together() -> list[np.ndarray]:
-        return await asyncio.gather(*map(one, requests))
-
-    return running.run(together())
+    return speaking.say(running, *requests, **{"max_tokens": MAX_TOKENS, **params})
 
 
 def recording(name: str) -> Reference:
     about = RECORDED["references"][name]
     return Reference(sound(about["seconds"], RATE, about["seed"]), RATE, about["text"])
-
-
-def assert_same(made: np.ndarray, wanted: np.ndarray) -> None:
-    assert made.shape == wanted.shape
-    np.testing.assert_allclose(made, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_alone_and_together(running: Deployment, plain: dict[str, np.ndarray]) -> None:

@@ -5,7 +5,6 @@ Every frame is fed back, as what it is and as what it sounds like: one wrong lat
 sound after it is another.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,9 @@ import pytest
 import torch
 from transformers import VibeVoiceForConditionalGeneration
 
-from tests.parity.harness import BLOCK, Deployment, counted, deployment, speech_config
+from tests.parity import speaking
+from tests.parity.harness import BLOCK, counted, deployment, speech_config
+from tests.parity.speaking import assert_same
 from tests.reference.vibevoice import RATE, Answer, HFVibeVoice, Line
 from vllm_omni.errors import OmniClientError
 from vllm_omni.models.denoising import GuidedDenoising
@@ -28,9 +29,6 @@ from vllm_omni.testing.media import sound
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
 
 FRAME = 3200
-# Samples are in [-1, 1]. Steps are batched, which rounds differently, and what they round is fed
-# back for tens of frames.
-TOLERANCE = 1e-4
 MARGIN = 1e-3
 MAX_TOKENS = 24
 CONFIG = speech_config("vibevoice.yaml")
@@ -75,26 +73,11 @@ CASES = (
 
 
 @dataclass
-class Speaker:
+class Speaker(speaking.Speaker):
     """A deployment, and what transformers makes of the cases."""
 
-    running: Deployment
     reference: HFVibeVoice
     answers: tuple[Answer, ...]
-
-    async def pieces(self, request: SpeechRequest, params: dict[str, Any]) -> list[np.ndarray]:
-        """A sound as it is streamed."""
-        outputs = self.running.omni.generate(request, sampling_params_list=[params, None])
-        return [output.audio.samples async for output in outputs if output.audio is not None]
-
-    def say(self, *asked: tuple[SpeechRequest, dict[str, Any]]) -> list[np.ndarray]:
-        """The sounds of requests that run at the same time."""
-
-        async def together() -> list[list[np.ndarray]]:
-            return await asyncio.gather(*(self.pieces(*each) for each in asked))
-
-        nothing = np.zeros(0, np.float32)
-        return [np.concatenate([nothing, *pieces]) for pieces in self.running.run(together())]
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +88,6 @@ def speaker(tiny_checkpoint: Callable[[str], Path]) -> Iterator[Speaker]:
         reference = HFVibeVoice(model)
         answers = [reference.say(case.lines, case.seed, MAX_TOKENS) for case in CASES]
         yield Speaker(running, reference, tuple(answers))
-
-
-def assert_same(made: np.ndarray, expected: np.ndarray) -> None:
-    assert made.shape == expected.shape
-    np.testing.assert_allclose(made, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_the_cases_are_telling(speaker: Speaker) -> None:

@@ -4,7 +4,6 @@
 What the package makes was recorded by `tests/reference/record_voxcpm2.py`.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tests.parity.harness import BLOCK, Deployment, counted, deployment, speech_config
+from tests.parity.harness import BLOCK, counted, deployment, speech_config
+from tests.parity.speaking import Speaker, assert_same
 from vllm_omni.config.hf import register_configs
 from vllm_omni.diffusion.programs.convolutions import ConvolutionDecoding
 from vllm_omni.errors import OmniClientError
@@ -33,8 +33,6 @@ pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
 FIXTURES = Path(__file__).parents[1] / "reference" / "fixtures" / "voxcpm2"
 RECORDING_RATE = 16_000
 FRAME = 1280
-# Samples are in [-1, 1], recorded in 16 bits. Steps are batched, which rounds differently.
-TOLERANCE = 1e-4
 MARGIN = 1e-3
 ROUNDING_MARGIN = 1e-4
 MAX_FRAMES = 20
@@ -81,27 +79,6 @@ CASES = tuple(
 )
 
 
-@dataclass
-class Speaker:
-    """A deployment."""
-
-    running: Deployment
-
-    async def pieces(self, request: SpeechRequest, params: dict[str, Any]) -> list[np.ndarray]:
-        """A sound as it is streamed."""
-        outputs = self.running.omni.generate(request, sampling_params_list=[params, None])
-        return [output.audio.samples async for output in outputs if output.audio is not None]
-
-    def say(self, *asked: tuple[SpeechRequest, dict[str, Any]]) -> list[np.ndarray]:
-        """The sounds of requests that run at the same time."""
-
-        async def together() -> list[list[np.ndarray]]:
-            return await asyncio.gather(*(self.pieces(*each) for each in asked))
-
-        nothing = np.zeros(0, np.float32)
-        return [np.concatenate([nothing, *pieces]) for pieces in self.running.run(together())]
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
     return tiny_checkpoint("voxcpm2")
@@ -111,11 +88,6 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
 def speaker(checkpoint: Path) -> Iterator[Speaker]:
     with deployment(checkpoint, deploy_config=CONFIG) as running:
         yield Speaker(running)
-
-
-def assert_same(made: np.ndarray, expected: np.ndarray) -> None:
-    assert made.shape == expected.shape
-    np.testing.assert_allclose(made, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_the_cases_are_telling() -> None:
