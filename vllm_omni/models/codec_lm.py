@@ -8,13 +8,11 @@ parts are embedded and how a frame is completed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import nn
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
-from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.delay import DelayPattern
 from vllm_omni.models.groups import draw_groups
@@ -23,23 +21,15 @@ from vllm_omni.models.repetition import Repetition
 from vllm_omni.models.row_fed import RowFed
 
 
-class PromptFed(nn.Module, RowFed, ABC):
+class PromptFed(RowFed, ABC):
     """The input half of `RowDriven`: rows of a `SpeechPrompt`, `text`, `codes` and, of some,
     `vector`. The backbone is a Llama or what is built like one.
 
     Attributes:
         groups: Codes per frame.
-        input_width: Width of embeddings.
-        hf_to_vllm_mapper: Names of the checkpoint's weights, without those of other stages.
     """
 
     groups: int
-    input_width: int
-    hf_to_vllm_mapper: WeightsMapper
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     @abstractmethod
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
@@ -48,6 +38,10 @@ class PromptFed(nn.Module, RowFed, ABC):
     @abstractmethod
     def embed_codes(self, group: int, codes: torch.Tensor) -> torch.Tensor:
         """Codes of a group, int [n] -> [n, input_width]."""
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Codes of the first group, int64 [n] -> [n, input_width]."""
+        return self.embed_codes(0, input_ids)
 
     def row_inputs(
         self, rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, token_ids: torch.Tensor
@@ -61,14 +55,6 @@ class PromptFed(nn.Module, RowFed, ABC):
             )
         return inputs + rows["vector"] if "vector" in rows else inputs
 
-    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `RowDriven`; the width is the hidden size already."""
-        return inputs
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load what belongs to this stage."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
-
 
 class CodecLM(PromptFed):
     """`RowDriven`; a small model completes each frame. Special codes are in group 0 only.
@@ -81,20 +67,6 @@ class CodecLM(PromptFed):
         row_driven=True, emits=("codes",)
     )
     model: nn.Module
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings of first codes, int64 [n] -> [n, hidden_size]."""
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     @abstractmethod
     def complete(

@@ -288,10 +288,6 @@ class DiaTalker(DelayCodecLM):
         )
         self.logits_dense = nn.Linear(decoder.hidden_size, self.groups * self._size, bias=False)
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codes of the first group, int64 [n] -> [n, input_width]."""
-        return self.embed_codes(0, input_ids)
-
     def forward(
         self,
         input_ids: torch.Tensor | None,

@@ -167,23 +167,6 @@ class HiggsAudioV2Talker(DelayCodecLM, SupportsQuant):
         )
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codes of the first group, int64 [n] -> [n, input_width]."""
-        return self.embed_codes(0, input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
-        if inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.embed_input_ids(input_ids)
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Of the first group, [n, codebook_size + 1]; the end is -inf, only `frames` says it."""
         first = self.audio_lm_head.weight[: self.config.codebook_size]

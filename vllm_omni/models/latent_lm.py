@@ -6,32 +6,22 @@ from noise, by a small network that denoises it (`frames`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Mapping
 
 import torch
-from torch import nn
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
+from vllm_omni.models.row_fed import RowFed
 
 
-class LatentLM(nn.Module, ABC):
+class LatentLM(RowFed, ABC):
     """`RowDriven`; rows are those of a `SpeechPrompt`: a text token or, else, a vector.
 
     Attributes:
-        input_width: Width of embeddings.
         omni_capabilities: What is emitted, and what is kept from frame to frame.
-        hf_to_vllm_mapper: Names of the checkpoint's weights, without those of other stages.
     """
 
-    input_width: int
     omni_capabilities: OmniCapabilities
-    hf_to_vllm_mapper: WeightsMapper
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     @abstractmethod
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
@@ -57,11 +47,3 @@ class LatentLM(nn.Module, ABC):
         if "vector" not in rows:
             return inputs
         return torch.where((text >= 0)[:, None], inputs, self.embed_vectors(rows["vector"]))
-
-    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `RowDriven`; nothing is left to be done."""
-        return inputs
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load what belongs to this stage."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -26,7 +26,6 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsQuant
 from vllm.model_executor.models.llama import LlamaAttention
 from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
 from vllm_omni.models.row_fed import RowFed
@@ -94,7 +93,7 @@ class Qwen2_5OmniTalkerModel(Qwen2Model):
         )
 
 
-class Qwen2_5OmniTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
+class Qwen2_5OmniTalker(RowFed, SupportsMRoPE, SupportsQuant):
     """The talker: `RowDriven`, with frames of one code.
 
     Its vLLM config is the checkpoint's talker config (`vllm_omni.models.hf_overrides`).
@@ -111,10 +110,6 @@ class Qwen2_5OmniTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
             "talker.": "",
         }
     )
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -155,18 +150,6 @@ class Qwen2_5OmniTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Codec embeddings as the backbone takes them, int64 [n] -> [n, hidden_size]."""
         return self.combine(self.model.embed_input_ids(input_ids))
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [3, n], the result is [n, hidden_size] (final norm's)."""
-        if inputs_embeds is None and input_ids is not None:
-            inputs_embeds = self.embed_input_ids(input_ids)
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, vocab_size] (None off TP rank 0); the start code is -inf."""

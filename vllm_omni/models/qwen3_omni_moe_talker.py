@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -17,7 +16,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsQuant
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.code_predictor import CodePredictor
 from vllm_omni.models.interfaces import Frames, FrameSampling, OmniCapabilities
@@ -39,7 +37,7 @@ class Qwen3OmniMoeTalkerModel(Qwen3MoeModel):
     """vLLM's backbone; only its compilation differs: positions are int64 [3, n] (M-RoPE)."""
 
 
-class Qwen3OmniMoeTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
+class Qwen3OmniMoeTalker(RowFed, SupportsMRoPE, SupportsQuant):
     """The talker: `RowDriven`, with frames of `num_code_groups` codes.
 
     Its vLLM config is the checkpoint's talker config (`vllm_omni.models.hf_overrides`).
@@ -57,10 +55,6 @@ class Qwen3OmniMoeTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
             "talker.": "",
         }
     )
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -96,16 +90,6 @@ class Qwen3OmniMoeTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Codec embeddings, int64 [n] -> [n, hidden_size]."""
         return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [3, n], the result is [n, hidden_size] (final norm's)."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, vocab_size] (None off TP rank 0); special codes other than the end are -inf."""
@@ -148,10 +132,6 @@ class Qwen3OmniMoeTalker(nn.Module, RowFed, SupportsMRoPE, SupportsQuant):
             codes=torch.cat([token_ids[:, None], codes], dim=1),
             inputs=torch.cat([first[:, None], embeds], dim=1).sum(dim=1),
         )
-
-    def combine(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `RowDriven`; the width is the hidden size already."""
-        return inputs
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load `talker.*` and the three special rows of the thinker's embedding."""

@@ -8,7 +8,6 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import maybe_prefix
-from vllm.sequence import IntermediateTensors
 
 from vllm_omni.models.codec_lm import PromptFed
 from vllm_omni.models.groups import GroupTables
@@ -40,23 +39,6 @@ class Qwen3Rows(PromptFed):
         self.code_tables = GroupTables(groups, size, width)
         self.code_heads = nn.Linear(width, groups * size, bias=False)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codes of the first group, int64 [n] -> [n, hidden_size]."""
-        return self.embed_codes(0, input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [n], the result is [n, hidden_size] (final norm's)."""
-        if inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.embed_input_ids(input_ids)
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
 
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
         """See `PromptFed`."""

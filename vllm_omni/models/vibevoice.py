@@ -19,7 +19,6 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
 from vllm.transformers_utils.config import try_get_generation_config
 
 from vllm_omni.models.denoising import GuidedDenoising
@@ -99,19 +98,6 @@ class VibeVoiceTalker(LatentLM, SupportsQuant):
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Tokens, int64 [n] -> [n, input_width]."""
         return with_segment(self.model.embed_tokens(input_ids), FIRST_SEGMENT)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """The backbone; positions are [n], the result is [n, 2 * hidden_size]."""
-        if inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.embed_input_ids(input_ids)
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[n, vocab_size] (None off TP rank 0); all but the four tokens are -inf."""
