@@ -2,7 +2,7 @@
 """One part of a large checkpoint: only the tensors under a prefix, into a module, strictly."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -120,3 +120,16 @@ def load_module(
         if dtype is None:
             dtype = next(t.dtype for t in tensors.values() if t.is_floating_point())
     return module.to(device=ctx.device, dtype=dtype).eval().requires_grad_(False)
+
+
+def fill_codec(ctx: LoadContext, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give a part of a codec its own of the codec's tensors.
+
+    Raises:
+        OmniConfigError: One is missing, or does not fit.
+    """
+    wanted = module.state_dict()
+    try:
+        module.load_state_dict({k: v for k, v in tensors.items() if k in wanted}, strict=True)
+    except RuntimeError as error:
+        raise OmniConfigError(f"codec of {ctx.model!r}: {error}") from error

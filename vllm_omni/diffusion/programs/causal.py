@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.frames import RowBuffer, check_codes
 from vllm_omni.framing import Stitcher
 from vllm_omni.inputs import Window
@@ -106,19 +105,3 @@ class CausalDecoding:
         states = self._encode(codes.T[None].to(self._device))
         self._hidden.append(states[0, self._hidden.stop - start :])
         self._codes.forget(self._hidden.stop - self._codec.attention)
-
-
-def decode_stream(ctx: Program, decoding: CausalDecoding, sample_rate: int) -> None:
-    """Decode what a request's messages bring, to their end; emits `audio` (float32 [samples])."""
-    final = False
-    while not final:
-        message = ctx.receive()
-        final = message.final
-        if "codes" in message.tensors:
-            decoding.append(message.tensors["codes"])
-        for window in message.windows:
-            ctx.emit(
-                "audio",
-                {"audio": decoding(window)},
-                {"sample_rate": sample_rate, "frames": window.emit_to - window.emit_from},
-            )

@@ -16,12 +16,10 @@ from transformers import DacConfig, DacModel, DiaConfig
 from transformers.utils import cached_file
 
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.higgs_audio_v2 import DelayedFrames, dac_reach
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.frames import DelayedFrames
+from vllm_omni.diffusion.programs.higgs_audio_v2 import dac_reach
+from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
+from vllm_omni.diffusion.programs.streams import decode_delayed_stream
 from vllm_omni.diffusion.programs.twosided import TwoSidedDecoding
 from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
@@ -133,29 +131,17 @@ def _decode(ctx: Program) -> None:
     hop = config.hop_length
     frames = DelayedFrames(ctx.assets["delays"], config.codebook_size, other=None)
     decoding = TwoSidedDecoding(codec.samples, hop, ctx.assets["reach"], ctx.device)
-
-    def emit(samples: torch.Tensor | None) -> None:
-        if samples is not None:
-            meta = {"sample_rate": config.sampling_rate, "frames": len(samples) // hop}
-            ctx.emit("audio", {"audio": samples}, meta)
-
-    final = False
-    while not final:
-        message = ctx.receive()
-        final = message.final
-        if "codes" in message.tensors:
-            decoding.append(frames.add(message.tensors["codes"]))
-        for window in message.windows:
-            emit(decoding.advance(window))
-    emit(decoding.finish())
+    decode_delayed_stream(ctx, decoding, frames, config.sampling_rate, hop)
 
 
 def _encode(ctx: Program) -> None:
     config: DacConfig = ctx.assets["config"]
     codec = ctx.component("codec", Codec)
     hop = config.hop_length
-    for index, recording in enumerate(received_recordings(ctx)):
+
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
         samples = checked_recording(recording, hop)
         whole = functional.pad(samples, (0, -len(samples) % hop))[None].to(ctx.device)
-        codes = codec.codes(whole)[0].cpu()
-        ctx.emit(REFERENCE, {"codes": codes}, {"index": index, "frames": len(codes)})
+        return {"codes": codec.codes(whole)[0].cpu()}
+
+    encode_recordings(ctx, encode)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A growing sequence of rows of which only the recent ones are kept."""
+"""A growing sequence of rows of which only the recent ones are kept, and frames made of them."""
 
 import torch
+
+from vllm_omni.speech.delay import undelayed
 
 
 class RowBuffer:
@@ -58,3 +60,37 @@ def check_codes(codes: torch.Tensor, groups: int, size: int) -> torch.Tensor:
             f"codes from {int(codes.min())} to {int(codes.max())}, valid: 0..{size - 1}"
         )
     return codes.long()
+
+
+class DelayedFrames:
+    """Frames that come as rows of a delay pattern.
+
+    Args:
+        delays: Of each group.
+        size: Codes are below this.
+        other: What the others become; None for the nearest one.
+    """
+
+    def __init__(self, delays: tuple[int, ...], size: int, other: int | None) -> None:
+        self._delays = delays
+        self._size = size
+        self._other = other
+        self._rows = RowBuffer()
+
+    def add(self, rows: torch.Tensor) -> torch.Tensor:
+        """Take rows, integer [n, groups]; the frames that they complete, int64 [m, groups].
+
+        Raises:
+            ValueError: There is another number of groups.
+        """
+        if rows.shape[1:] != (len(self._delays),):
+            raise ValueError(
+                f"rows have {tuple(rows.shape[1:])} codes, the decoder takes {len(self._delays)}"
+            )
+        self._rows.append(rows)
+        frames = undelayed(self._rows.rows(self._rows.start, self._rows.stop), self._delays)
+        self._rows.forget(self._rows.start + len(frames))
+        frames, nearest = frames.long(), frames.long().clamp(0, self._size - 1)
+        if self._other is None:
+            return nearest
+        return torch.where(frames == nearest, frames, self._other)

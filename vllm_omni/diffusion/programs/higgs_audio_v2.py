@@ -19,21 +19,17 @@ from transformers import HiggsAudioV2Config, HiggsAudioV2TokenizerConfig
 from transformers.initialization import no_init_weights
 
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.frames import RowBuffer
+from vllm_omni.diffusion.programs.frames import DelayedFrames
 from vllm_omni.diffusion.programs.higgs_files import codec_place
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
+from vllm_omni.diffusion.programs.streams import decode_delayed_stream
 from vllm_omni.diffusion.programs.twosided import Reach, TwoSidedDecoding
 from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
-from vllm_omni.diffusion.weights import checkpoint_config, read_tensors
+from vllm_omni.diffusion.weights import checkpoint_config, fill_codec, read_tensors
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.models.higgs_audio_codec import CodecDecoder, CodecEncoder
 from vllm_omni.pipelines.higgs_audio_v2 import delays
-from vllm_omni.speech.delay import undelayed
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -59,40 +55,6 @@ def dac_reach(upsampling_ratios: tuple[int, ...]) -> Reach:
         first = math.ceil((first + padding + 1) / stride) - 2
         last = (last + padding) // stride
     return Reach(_KERNEL_SPAN - first, last + _KERNEL_SPAN)
-
-
-class DelayedFrames:
-    """Frames that come as rows of a delay pattern.
-
-    Args:
-        delays: Of each group.
-        size: Codes are below this.
-        other: What the others become; None for the nearest one.
-    """
-
-    def __init__(self, delays: tuple[int, ...], size: int, other: int | None) -> None:
-        self._delays = delays
-        self._size = size
-        self._other = other
-        self._rows = RowBuffer()
-
-    def add(self, rows: torch.Tensor) -> torch.Tensor:
-        """Take rows, integer [n, groups]; the frames that they complete, int64 [m, groups].
-
-        Raises:
-            ValueError: There is another number of groups.
-        """
-        if rows.shape[1:] != (len(self._delays),):
-            raise ValueError(
-                f"rows have {tuple(rows.shape[1:])} codes, the decoder takes {len(self._delays)}"
-            )
-        self._rows.append(rows)
-        frames = undelayed(self._rows.rows(self._rows.start, self._rows.stop), self._delays)
-        self._rows.forget(self._rows.start + len(frames))
-        frames, nearest = frames.long(), frames.long().clamp(0, self._size - 1)
-        if self._other is None:
-            return nearest
-        return torch.where(frames == nearest, frames, self._other)
 
 
 def components(
@@ -180,11 +142,7 @@ def _module(
     else:
         with no_init_weights():
             module = make(config)
-        wanted = module.state_dict()
-        try:
-            module.load_state_dict({k: v for k, v in tensors.items() if k in wanted}, strict=True)
-        except RuntimeError as error:
-            raise OmniConfigError(f"codec of {ctx.model!r}: {error}") from error
+        fill_codec(ctx, module, tensors)
     return module.to(device=ctx.device, dtype=torch.float32).eval().requires_grad_(False)
 
 
@@ -209,27 +167,15 @@ def _decode(ctx: Program) -> None:
     hop = config.hop_length
     frames = DelayedFrames(ctx.assets["delays"], config.codebook_size, ctx.assets["other"])
     decoding = TwoSidedDecoding(decoder, hop, ctx.assets["reach"], ctx.device)
-
-    def emit(samples: torch.Tensor | None) -> None:
-        if samples is not None:
-            meta = {"sample_rate": config.sample_rate, "frames": len(samples) // hop}
-            ctx.emit("audio", {"audio": samples}, meta)
-
-    final = False
-    while not final:
-        message = ctx.receive()
-        final = message.final
-        if "codes" in message.tensors:
-            decoding.append(frames.add(message.tensors["codes"]))
-        for window in message.windows:
-            emit(decoding.advance(window))
-    emit(decoding.finish())
+    decode_delayed_stream(ctx, decoding, frames, config.sample_rate, hop)
 
 
 def _encode(ctx: Program) -> None:
     config: HiggsAudioV2TokenizerConfig = ctx.assets["config"]
     encoder = ctx.component("encoder", CodecEncoder)
-    for index, recording in enumerate(received_recordings(ctx)):
+
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
         samples = checked_recording(recording, config.hop_length)[None].to(ctx.device)
-        codes = encoder(samples)[0].T.int().cpu()
-        ctx.emit(REFERENCE, {"codes": codes}, {"index": index, "frames": len(codes)})
+        return {"codes": encoder(samples)[0].T.int().cpu()}
+
+    encode_recordings(ctx, encode)

@@ -15,12 +15,9 @@ import torch
 from transformers import CsmConfig, MimiConfig
 
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding
+from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
+from vllm_omni.diffusion.programs.streams import decode_stream
 from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
@@ -135,14 +132,9 @@ def run(ctx: Program) -> None:
         decoding = CausalDecoding(causal_codec(config), codec.latents, codec.samples, ctx.device)
         decode_stream(ctx, decoding, config.sampling_rate)
         return
-    for index, recording in enumerate(received_recordings(ctx)):
-        codes = _encoded(codec, config, recording, ctx.device)
-        ctx.emit(REFERENCE, {"codes": codes}, {"index": index, "frames": len(codes)})
 
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
+        samples = checked_recording(recording, config.frame_size)[None].to(ctx.device)
+        return {"codes": encoded_frames(codec, samples, config.frame_size, config.num_quantizers)}
 
-def _encoded(
-    codec: MimiCodec, config: MimiConfig, recording: torch.Tensor, device: torch.device
-) -> torch.Tensor:
-    """int32 [frames, groups], on the CPU."""
-    samples = checked_recording(recording, config.frame_size)[None].to(device)
-    return encoded_frames(codec, samples, config.frame_size, config.num_quantizers)
+    encode_recordings(ctx, encode)

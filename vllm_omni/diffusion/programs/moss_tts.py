@@ -19,18 +19,15 @@ from transformers.initialization import no_init_weights
 
 from vllm_omni.config.hf.moss_tts import MossAudioTokenizerConfig, MossTTSConfig
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.frames import RowBuffer
-from vllm_omni.diffusion.programs.higgs_audio_v2 import DelayedFrames
+from vllm_omni.diffusion.programs.frames import DelayedFrames, RowBuffer
 from vllm_omni.diffusion.programs.moss_files import codec_place
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
+from vllm_omni.diffusion.programs.streams import decode_stream
 from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, read_tensors
 from vllm_omni.errors import OmniConfigError
+from vllm_omni.inputs import Window
 from vllm_omni.models.moss_codec import MossDecoder, MossEncoder
 from vllm_omni.pipelines.moss_tts import delays
 
@@ -172,44 +169,7 @@ def run(ctx: Program) -> None:
         _decode(ctx)
 
 
-class StreamDecoding:
-    """One stream of frames.
-
-    Args:
-        ctx: Whose.
-    """
-
-    def __init__(self, ctx: Program) -> None:
-        self._decoder = ctx.component("decoder", MossDecoder)
-        self._device = ctx.device
-        self._rate: int = ctx.assets["config"].downsample_rate
-        self._memory = ctx.assets["memory"](ctx.device)
-        self._codes = RowBuffer()
-        self._done = 0
-
-    def append(self, frames: torch.Tensor) -> None:
-        """Add frames, int64 [n, groups], valid."""
-        self._codes.append(frames)
-
-    def advance(self, to: int) -> torch.Tensor:
-        """The samples of the frames before `to` that have not been given."""
-        pieces = []
-        while self._done < to:
-            stop = min(to, self._done + MOST_FRAMES)
-            codes = self._codes.rows(self._done, stop).T[None].to(self._device)
-            seen = torch.tensor([self._done], device=self._device)
-            count = stop - self._done
-            samples, self._memory = self._decoder(
-                codes, seen, torch.full_like(seen, count), self._memory
-            )
-            # Behind them are those of padding, if other streams had more frames.
-            pieces.append(samples[0, : count * self._rate])
-            self._done = stop
-            self._codes.forget(stop)
-        return torch.cat(pieces) if pieces else torch.zeros(0)
-
-
-class _Rows:
+class FrameRows:
     """Frames of rows, of which the first ones may hold no code."""
 
     def __init__(self, groups: int, size: int, pad: int) -> None:
@@ -226,37 +186,63 @@ class _Rows:
         return self._frames.add(rows)
 
 
+class StreamDecoding:
+    """One stream.
+
+    Args:
+        ctx: Whose.
+        frames: Makes frames of its rows.
+    """
+
+    def __init__(self, ctx: Program, frames: FrameRows) -> None:
+        self._frames = frames
+        self._decoder = ctx.component("decoder", MossDecoder)
+        self._device = ctx.device
+        self._rate: int = ctx.assets["config"].downsample_rate
+        self._memory = ctx.assets["memory"](ctx.device)
+        self._codes = RowBuffer()
+        self._done = 0
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Add rows, int [n, groups]."""
+        self._codes.append(self._frames.add(rows))
+
+    def __call__(self, window: Window) -> torch.Tensor:
+        """The samples that the window appends to the stream."""
+        pieces = []
+        while self._done < window.emit_to:
+            stop = min(window.emit_to, self._done + MOST_FRAMES)
+            codes = self._codes.rows(self._done, stop).T[None].to(self._device)
+            seen = torch.tensor([self._done], device=self._device)
+            count = stop - self._done
+            samples, self._memory = self._decoder(
+                codes, seen, torch.full_like(seen, count), self._memory
+            )
+            # Behind them are those of padding, if other streams had more frames.
+            pieces.append(samples[0, : count * self._rate])
+            self._done = stop
+            self._codes.forget(stop)
+        return torch.cat(pieces) if pieces else torch.zeros(0)
+
+
 def _decode(ctx: Program) -> None:
     config: MossAudioTokenizerConfig = ctx.assets["config"]
     sizes = config.quantizer_kwargs or {}
-    rows = _Rows(ctx.assets["groups"], sizes["codebook_size"], ctx.assets["pad"])
-    stream = StreamDecoding(ctx)
-    final = False
-    while not final:
-        message = ctx.receive()
-        final = message.final
-        if "codes" in message.tensors:
-            stream.append(rows.add(message.tensors["codes"]))
-        for window in message.windows:
-            ctx.emit(
-                "audio",
-                {"audio": stream.advance(window.emit_to)},
-                {
-                    "sample_rate": config.sampling_rate,
-                    "frames": window.emit_to - window.emit_from,
-                },
-            )
+    frames = FrameRows(ctx.assets["groups"], sizes["codebook_size"], ctx.assets["pad"])
+    decode_stream(ctx, StreamDecoding(ctx, frames), config.sampling_rate)
 
 
 def _encode(ctx: Program) -> None:
     config: MossAudioTokenizerConfig = ctx.assets["config"]
     encoder = ctx.component("encoder", MossEncoder)
     rate = config.downsample_rate
-    for index, recording in enumerate(received_recordings(ctx)):
+
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
         samples = _leveled(checked_recording(recording, rate))
         samples = samples[None, : len(samples) // rate * rate].to(ctx.device)
-        codes = encoder(samples, groups=ctx.assets["groups"])[0].int().cpu()
-        ctx.emit(REFERENCE, {"codes": codes}, {"index": index, "frames": len(codes)})
+        return {"codes": encoder(samples, groups=ctx.assets["groups"])[0].int().cpu()}
+
+    encode_recordings(ctx, encode)
 
 
 def _leveled(samples: torch.Tensor) -> torch.Tensor:

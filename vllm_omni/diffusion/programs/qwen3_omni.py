@@ -20,7 +20,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
+from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding
+from vllm_omni.diffusion.programs.streams import decode_stream
 from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module

@@ -22,13 +22,10 @@ import torch
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 from vllm_omni.config.hf.qwen3_tts_codec import Qwen3TTSCodecConfig, Qwen3TTSCodecDecoderConfig
 from vllm_omni.diffusion.program import Program
-from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding, decode_stream
+from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding
 from vllm_omni.diffusion.programs.mimi import encoded_frames
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.recordings import REFERENCE, checked_recording, encode_recordings
+from vllm_omni.diffusion.programs.streams import decode_stream
 from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
@@ -161,16 +158,10 @@ def _decode(ctx: Program) -> None:
 def _encode(ctx: Program) -> None:
     if not ctx.has("encoder"):
         raise OmniClientError("this checkpoint takes no recordings of a voice", param=REFERENCE)
-    for index, samples in enumerate(received_recordings(ctx)):
-        codes, x_vector = _encoded(ctx, samples)
-        ctx.emit(
-            REFERENCE,
-            {"codes": codes, "x_vector": x_vector},
-            {"index": index, "frames": len(codes)},
-        )
+    encode_recordings(ctx, lambda recording: _encoded(ctx, recording))
 
 
-def _encoded(ctx: Program, recording: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _encoded(ctx: Program, recording: torch.Tensor) -> dict[str, torch.Tensor]:
     """Codes and speaker embedding of a recording, on the CPU."""
     config: Qwen3TTSCodecConfig = ctx.assets["config"]
     encoder = ctx.component("encoder", CodecEncoder)
@@ -178,4 +169,4 @@ def _encoded(ctx: Program, recording: torch.Tensor) -> tuple[torch.Tensor, torch
     hop = config.encode_downsample_rate
     samples = checked_recording(recording, hop)[None].to(ctx.device)
     codes = encoded_frames(encoder, samples, hop, config.encoder_valid_num_quantizers)
-    return codes, speaker.embed(samples)[0].cpu()
+    return {"codes": codes, "x_vector": speaker.embed(samples)[0].cpu()}

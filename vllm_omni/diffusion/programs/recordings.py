@@ -2,6 +2,7 @@
 """Recordings that a codec stage encodes."""
 
 import itertools
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -28,6 +29,21 @@ def received_recordings(ctx: Program) -> list[torch.Tensor]:
     if not recordings:
         raise OmniClientError("there is no recording to encode", param=REFERENCE)
     return recordings
+
+
+def encode_recordings(
+    ctx: Program, encode: Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
+) -> None:
+    """Encode what the messages bring; emits one `reference` each.
+
+    Args:
+        ctx: Of the request.
+        encode: A recording -> tensors by name, on the CPU; the first one has a row per frame.
+    """
+    for index, recording in enumerate(received_recordings(ctx)):
+        made = encode(recording)
+        frames = len(next(iter(made.values())))
+        ctx.emit(REFERENCE, made, {"index": index, "frames": frames})
 
 
 def checked_recording(recording: torch.Tensor, least: int) -> torch.Tensor:

@@ -17,11 +17,7 @@ from transformers import (
 
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.frames import RowBuffer
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
 from vllm_omni.diffusion.rules import CallRules, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
@@ -100,12 +96,14 @@ def _encode(ctx: Program) -> None:
     config: VibeVoiceAcousticTokenizerConfig = ctx.assets["config"]
     extractor: VibeVoiceAcousticTokenizerFeatureExtractor = ctx.assets["extractor"]
     encoder = ctx.component("encoder", RecordingEncoder)
-    for index, recording in enumerate(received_recordings(ctx)):
+
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
         heard = checked_recording(recording, config.hop_length).numpy()
         inputs = extractor(heard, sampling_rate=extractor.sampling_rate)
         means = encoder.means(inputs["input_values"][:, 0].to(ctx.device))[0]
-        latents = _varied(means.float().cpu(), config.vae_std)
-        ctx.emit(REFERENCE, {"latents": latents}, {"index": index, "frames": len(latents)})
+        return {"latents": _varied(means.float().cpu(), config.vae_std)}
+
+    encode_recordings(ctx, encode)
 
 
 def _varied(means: torch.Tensor, deviation: float) -> torch.Tensor:

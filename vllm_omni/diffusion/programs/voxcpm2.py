@@ -13,11 +13,8 @@ from safetensors.torch import load_file
 from vllm_omni.config.hf.voxcpm2 import VoxCPM2Config
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.convolutions import ConvolutionDecoding
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
+from vllm_omni.diffusion.programs.streams import decode_stream
 from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, checkpoint_file
@@ -117,28 +114,17 @@ def _decode(ctx: Program) -> None:
         return decoder.samples(frames.to(ctx.device).view(1, -1, config.feat_dim))
 
     context = -(-decoder_context(codec) // patch)
-    message = ctx.receive()
-    before = message.tensors.get("reference_codes")
+    before = ctx.inbox[0].tensors.get("reference_codes")
     decoding = ConvolutionDecoding(decode, patch * decoder.hop, context, before)
-    while True:
-        if "latents" in message.tensors:
-            decoding.append(message.tensors["latents"])
-        for window in message.windows:
-            meta = {
-                "sample_rate": codec["out_sample_rate"],
-                "frames": window.emit_to - window.emit_from,
-            }
-            ctx.emit("audio", {"audio": decoding(window)}, meta)
-        if message.final:
-            return
-        message = ctx.receive()
+    decode_stream(ctx, decoding, codec["out_sample_rate"], "latents")
 
 
 def _encode(ctx: Program) -> None:
     config: VoxCPM2Config = ctx.assets["config"]
     encoder = ctx.component("encoder", SoundEncoder)
     size = config.patch_size * encoder.hop
-    for index, recording in enumerate(received_recordings(ctx)):
+
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
         samples = checked_recording(recording, 1)
         missing = -len(samples) % size
         made = {}
@@ -146,4 +132,6 @@ def _encode(ctx: Program) -> None:
             padded = torch.nn.functional.pad(samples, padding)
             latents = encoder.latents(padded[None].to(ctx.device))[0].float().cpu()
             made[name] = latents.reshape(len(latents) // config.patch_size, -1)
-        ctx.emit(REFERENCE, made, {"index": index, "frames": len(made["latents"])})
+        return made
+
+    encode_recordings(ctx, encode)

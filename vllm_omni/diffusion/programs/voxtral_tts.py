@@ -22,14 +22,10 @@ from vllm_omni.config.checkpoint import load_hf_config
 from vllm_omni.config.hf.voxtral_tts import SPECIAL_CODES, VoxtralCodecConfig, VoxtralTTSConfig
 from vllm_omni.diffusion.program import Program
 from vllm_omni.diffusion.programs.causal import CausalCodec, CausalDecoding
-from vllm_omni.diffusion.programs.recordings import (
-    REFERENCE,
-    checked_recording,
-    received_recordings,
-)
+from vllm_omni.diffusion.programs.recordings import REFERENCE, checked_recording, encode_recordings
 from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
-from vllm_omni.diffusion.weights import read_tensors
+from vllm_omni.diffusion.weights import fill_codec, read_tensors
 from vllm_omni.errors import OmniClientError, OmniConfigError
 from vllm_omni.inputs import Window
 from vllm_omni.models.voxtral_codec import (
@@ -94,11 +90,7 @@ def _module(
     """A part of the codec; without tensors, at random."""
     module = make(config)
     if tensors:
-        wanted = module.state_dict()
-        try:
-            module.load_state_dict({k: v for k, v in tensors.items() if k in wanted}, strict=True)
-        except RuntimeError as error:
-            raise OmniConfigError(f"codec of {ctx.model!r}: {error}") from error
+        fill_codec(ctx, module, tensors)
         if dtype is None:
             dtype = next(t.dtype for t in tensors.values() if t.is_floating_point())
     fuse_weight_norms(module)
@@ -161,7 +153,9 @@ def _encode(ctx: Program) -> None:
         raise OmniClientError("this checkpoint takes no recordings of a voice", param=REFERENCE)
     config: VoxtralCodecConfig = ctx.assets["config"]
     encoder = ctx.component("encoder", CodecEncoder)
-    for index, recording in enumerate(received_recordings(ctx)):
+
+    def encode(recording: torch.Tensor) -> dict[str, torch.Tensor]:
         samples = checked_recording(recording, config.samples_per_frame)[None].to(ctx.device)
-        codes = (encoder(samples)[0] + SPECIAL_CODES).int().cpu()
-        ctx.emit(REFERENCE, {"codes": codes}, {"index": index, "frames": len(codes)})
+        return {"codes": (encoder(samples)[0] + SPECIAL_CODES).int().cpu()}
+
+    encode_recordings(ctx, encode)
