@@ -5,7 +5,6 @@ Only overridable methods of the runner are extended, at four points of a step: w
 are updated, when inputs are prepared, when tokens are sampled, and when the step's output is made.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_omni.ar.row_state import Step
-from vllm_omni.ar.stage_rows import Emission, StageRows, with_spans
+from vllm_omni.ar.stage_rows import Emitted, StageRows, StepStates, with_spans
 from vllm_omni.handles import RowSpan
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class OmniCPUModelRunner(CPUModelRunner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._rows = StageRows(self.vllm_config)
-        self._sampled: Sampled | None = None
+        self._sampled: Emitted | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         layer = self._rows.stage.hidden_layer
@@ -86,7 +85,7 @@ class OmniCPUModelRunner(CPUModelRunner):
         self._sampling_hidden = step.sample_hidden_states
         output = super().sample_tokens(grammar_output)
         if self._sampled is not None:
-            spans = self._rows.hand_on(self._sampled.emissions, self._sampled.rows)
+            spans = self._rows.hand_on(self._sampled)
             self._sampled = None
         return with_spans(output, spans)
 
@@ -133,7 +132,7 @@ class OmniCPUModelRunner(CPUModelRunner):
             sampled[kept, 0] = frames.tokens.to(sampled.dtype)
         wanted, indices = self._rows.frames_wanted(step)
         rows = self._rows.frames_as_rows(frames.codes[indices])
-        self._sampled = Sampled(wanted, {name: row.cpu() for name, row in rows.items()})
+        self._sampled = Emitted(wanted, {name: row.cpu() for name, row in rows.items()})
 
     def _emit_hidden(
         self, hidden: torch.Tensor, aux: list[torch.Tensor] | None
@@ -141,23 +140,10 @@ class OmniCPUModelRunner(CPUModelRunner):
         wanted, tokens = self._rows.hidden_wanted(self._step())
         if not wanted:
             return {}
-        rows: dict[str, torch.Tensor] = {}
-        for name in self._rows.stage.emits:
-            if name == "embeds":
-                rows[name] = self.inputs_embeds.gpu[tokens]
-            elif name == "hidden":
-                rows[name] = hidden[tokens]
-            elif name == "positions":
-                rows[name] = self.mrope_positions.gpu[:, tokens].T.to(torch.int32)
-            else:
-                assert aux is not None
-                rows["hidden"] = aux[0][tokens]
-        return self._rows.hand_on(wanted, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Frames of a step: whose they are, and as what they are emitted, [b, ...]."""
-
-    emissions: list[Emission]
-    rows: dict[str, torch.Tensor]
+        states = StepStates(
+            embeds=self.inputs_embeds.gpu,
+            hidden=hidden,
+            positions=self.mrope_positions.gpu if self.uses_mrope else None,
+            layer=aux[0] if aux else None,
+        )
+        return self._rows.hand_on(Emitted(wanted, self._rows.hidden_rows(states, tokens)))

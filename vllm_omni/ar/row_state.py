@@ -31,6 +31,7 @@ from vllm_omni.models.interfaces import (
     RowDriven,
 )
 from vllm_omni.models.noise import Noise
+from vllm_omni.platforms import to_device
 
 logger = init_logger(__name__)
 
@@ -226,7 +227,7 @@ class RowState:
         before = np.cumsum(step.counts) - step.counts
         positions = np.repeat(step.starts - before, step.counts) + np.arange(step.counts.sum())
         where = self._pages.index(np.repeat(slots, step.counts), positions)
-        chosen = self.on_device(torch.from_numpy(where))
+        chosen = to_device(torch.from_numpy(where), self._device)
         return self._model.combine(self._pages.row_part[chosen] + self._pages.frame_part[chosen])
 
     def sampled(self, step: Step, hidden: torch.Tensor, token_ids: torch.Tensor) -> Frames:
@@ -245,7 +246,7 @@ class RowState:
         self._pages.reserve(taken, positions + 1)
         # What the host knows of the step goes to the device in one piece.
         known = np.stack([taken, positions, self._pages.index(taken, positions)])
-        slot, position, where = self.on_device(torch.from_numpy(known))
+        slot, position, where = to_device(torch.from_numpy(known), self._device)
         sampling = FrameSampling(
             temperature=slots.temperature[slot],
             top_k=slots.top_k[slot],
@@ -299,15 +300,15 @@ class RowState:
             token_ids = torch.tensor([id_ for each in group for id_ in each.token_ids])
             row_part = self._model.row_inputs(
                 {name: self._as_input(tensor) for name, tensor in rows.items()},
-                self.on_device(kinds),
-                self.on_device(token_ids),
+                to_device(kinds, self._device),
+                to_device(token_ids, self._device),
             )
             self._pages.reserve(
                 np.array([each.slot for each in group]),
                 np.array([each.start + len(each.token_ids) for each in group]),
             )
             where = np.concatenate([self._where(each) for each in group])
-            self._pages.row_part[self.on_device(torch.from_numpy(where))] = row_part
+            self._pages.row_part[to_device(torch.from_numpy(where), self._device)] = row_part
 
     def _where(self, arrival: _Arrival) -> np.ndarray:
         count = len(arrival.token_ids)
@@ -316,14 +317,8 @@ class RowState:
 
     def _as_input(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the model takes them: floats in its dtype, ids as they are."""
-        moved = self.on_device(rows)
+        moved = to_device(rows, self._device)
         return moved.to(self._pad.dtype) if rows.is_floating_point() else moved
-
-    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy that the host does not wait for."""
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def _wrapped(seed: int) -> int:

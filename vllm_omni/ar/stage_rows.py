@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,45 @@ class Emission:
     start: int
     count: int
     in_prompt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a step emits.
+
+    Attributes:
+        emissions: Whose rows.
+        rows: By name, [sum of counts, ...], in the same order.
+    """
+
+    emissions: Sequence[Emission]
+    rows: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """What a model that is no talker was fed and made in a step of n tokens.
+
+    Attributes:
+        embeds: Inputs, [at least n, hidden_size].
+        hidden: Final hidden states, [at least n, hidden_size].
+        positions: M-RoPE positions, int64 [3, at least n]; None of a model without.
+        layer: Hidden states of the layer that the stage emits; None if it emits none.
+    """
+
+    embeds: torch.Tensor | None
+    hidden: torch.Tensor
+    positions: torch.Tensor | None
+    layer: torch.Tensor | None
+
+    def rows(self, name: str, tokens: Any) -> torch.Tensor:
+        """Copies of the rows that are emitted as `name`, of some tokens."""
+        if name == POSITIONS:
+            assert self.positions is not None
+            return self.positions[:, tokens].T.to(torch.int32)
+        chosen = {"embeds": self.embeds, "hidden": self.hidden}.get(name, self.layer)
+        assert chosen is not None
+        return chosen[tokens]
 
 
 class StageRows:
@@ -143,25 +183,28 @@ class StageRows:
         (name,) = self.stage.emits
         return {name: frames.to(torch.float32 if frames.is_floating_point() else torch.int32)}
 
-    def hand_on(
-        self, emissions: Sequence[Emission], rows: Mapping[str, torch.Tensor]
-    ) -> dict[str, RowSpan]:
-        """Put rows of several requests into the connector.
+    def hidden_rows(self, states: StepStates, tokens: Any) -> dict[str, torch.Tensor]:
+        """Copies of what the stage emits, by the name that it travels under.
 
         Args:
-            emissions: Whose they are.
-            rows: By name, [sum of counts, ...], in the same order.
+            states: Of the step.
+            tokens: Indices, as `hidden_wanted` gives them.
+        """
+        return {name.partition(":")[0]: states.rows(name, tokens) for name in self.stage.emits}
+
+    def hand_on(self, emitted: Emitted) -> dict[str, RowSpan]:
+        """Put rows of several requests into the connector.
 
         Returns:
             Where they are, by internal request id.
         """
         spans, offset = {}, 0
-        for each in emissions:
+        for each in emitted.emissions:
             here = slice(offset, offset + each.count)
             offset += each.count
             own = {
                 name: tensor[here]
-                for name, tensor in rows.items()
+                for name, tensor in emitted.rows.items()
                 if name != POSITIONS or each.in_prompt
             }
             spans[each.request_id] = self._put(each, own)

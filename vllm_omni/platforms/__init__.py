@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows about devices. So far: what kind of host this is, and its numbering."""
+"""The one place that knows about devices: what kind of host this is, and its numbering."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from vllm_omni.config.devices import Host
 from vllm_omni.errors import OmniConfigError
 
-__all__ = ["Host", "current_host", "device_environment", "environment"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Host", "current_host", "device_environment", "environment", "to_device"]
 
 
 def current_host() -> Host:
@@ -62,3 +66,10 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def to_device(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """A copy of a tensor of the host, which the host does not wait for; on CPU the tensor."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -5,7 +5,7 @@ import torch
 
 from vllm_omni.models.interfaces import CompleteFrames, Frames, FrameSampling
 from vllm_omni.models.noise import Noise
-from vllm_omni.platforms.graphs import Results, ShapeGraphs
+from vllm_omni.platforms.graphs import Results, ShapeGraphs, Tensors
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Requests in a step; others are padded to the next one."""
@@ -40,59 +40,56 @@ class FrameGraphs:
             dtype: Of the model.
         """
         sizes = [size for size in SIZES if size < max_requests] + [max_requests]
-        self._graphs.capture(
-            (
-                torch.zeros(size, width, device=device, dtype=dtype),
-                torch.zeros(size, device=device, dtype=torch.int64),
-                torch.ones(size, device=device),
-                torch.zeros(size, device=device, dtype=torch.int64),
-                torch.ones(size, device=device),
-                torch.zeros(size, device=device, dtype=torch.int64),
-                torch.zeros(size, device=device, dtype=torch.int64),
-                torch.zeros(size, memory, device=device, dtype=torch.int64),
-                torch.ones(size, device=device),
+
+        def example(size: int) -> Tensors:
+            numbers = torch.zeros(size, device=device, dtype=torch.int64)
+            ones = torch.ones(size, device=device)
+            sampling = FrameSampling(
+                temperature=ones,
+                top_k=numbers,
+                top_p=ones,
+                noise=Noise(numbers, numbers),
+                all_greedy=False,
+                memory=numbers.new_zeros(size, memory),
+                guidance=ones,
             )
-            for size in reversed(sizes)
-        )
+            return torch.zeros(size, width, device=device, dtype=dtype), numbers, *_parts(sampling)
+
+        self._graphs.capture(example(size) for size in reversed(sizes))
 
     def __call__(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, sampling: FrameSampling
     ) -> Frames:
         """See `CompleteFrames`."""
-        assert sampling.guidance is not None  # the engine's requests have it
-        results = self._graphs(
-            hidden,
-            token_ids,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.noise.seeds,
-            sampling.noise.positions,
-            sampling.memory,
-            sampling.guidance,
-        )
-        return Frames(*results)
+        return Frames(*self._graphs(hidden, token_ids, *_parts(sampling)))
 
-    def _flat(
-        self,
-        hidden: torch.Tensor,
-        token_ids: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        seeds: torch.Tensor,
-        positions: torch.Tensor,
-        memory: torch.Tensor,
-        guidance: torch.Tensor,
-    ) -> Results:
+    def _flat(self, hidden: torch.Tensor, token_ids: torch.Tensor, *parts: torch.Tensor) -> Results:
         """The frames of requests of which any may be greedy."""
-        sampling = FrameSampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            noise=Noise(seeds, positions),
-            all_greedy=False,
-            memory=memory,
-            guidance=guidance,
-        )
-        return tuple(self._frames(hidden, token_ids, sampling))
+        return tuple(self._frames(hidden, token_ids, _sampling(parts)))
+
+
+def _parts(sampling: FrameSampling) -> Tensors:
+    """The tensors of sampling parameters, as `_sampling` takes them."""
+    assert sampling.guidance is not None  # the engine's requests have it
+    return (
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.noise.seeds,
+        sampling.noise.positions,
+        sampling.memory,
+        sampling.guidance,
+    )
+
+
+def _sampling(parts: Tensors) -> FrameSampling:
+    temperature, top_k, top_p, seeds, positions, memory, guidance = parts
+    return FrameSampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        noise=Noise(seeds, positions),
+        all_greedy=False,
+        memory=memory,
+        guidance=guidance,
+    )

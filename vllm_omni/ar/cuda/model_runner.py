@@ -6,7 +6,6 @@ rows are copied to the host on a stream of their own, and handed on where vLLM w
 tokens anyway.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from vllm.v1.worker.gpu.model_runner import ExecuteModelState, GPUModelRunner
 
 from vllm_omni.ar.cuda.frame_graphs import FrameGraphs
 from vllm_omni.ar.row_state import RowState, Step
-from vllm_omni.ar.stage_rows import Emission, StageRows, with_spans
+from vllm_omni.ar.stage_rows import Emitted, StageRows, StepStates, with_spans
+from vllm_omni.platforms import to_device
 from vllm_omni.platforms.cuda.model_state import EmbedsModelState, RowModelState
 
 
@@ -28,7 +28,7 @@ class OmniGPUModelRunner(GPUModelRunner):
         super().__init__(*args, **kwargs)
         self._rows = StageRows(self.vllm_config)
         self._rows_stream = torch.cuda.Stream(self.device)
-        self._sampled: _OnDevice | None = None
+        self._sampled: Emitted | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, and keep its inputs if it is row-driven."""
@@ -86,7 +86,7 @@ class OmniGPUModelRunner(GPUModelRunner):
 
     def _complete_frames(
         self, inputs: RowState, hidden: torch.Tensor, batch: InputBatch, tokens: torch.Tensor
-    ) -> "_OnDevice | None":
+    ) -> Emitted | None:
         """Frames of the requests whose prompt is complete.
 
         Args:
@@ -105,7 +105,7 @@ class OmniGPUModelRunner(GPUModelRunner):
         elif done.any():
             kept = np.flatnonzero(done)
             step = step.of(kept)
-            chosen = inputs.on_device(torch.from_numpy(kept))
+            chosen = to_device(torch.from_numpy(kept), self.device)
             frames = inputs.sampled(step, hidden[last[chosen]], tokens[chosen, 0].to(torch.int64))
             if frames.tokens is not None:
                 tokens[chosen, 0] = frames.tokens.to(tokens.dtype)
@@ -114,8 +114,8 @@ class OmniGPUModelRunner(GPUModelRunner):
         wanted, indices = self._rows.frames_wanted(step)
         codes = frames.codes
         if len(indices) < len(step.request_ids):
-            codes = codes[inputs.on_device(torch.tensor(indices, dtype=torch.int64))]
-        return _OnDevice(wanted, self._rows.frames_as_rows(codes))
+            codes = codes[to_device(torch.tensor(indices, dtype=torch.int64), self.device)]
+        return Emitted(wanted, self._rows.frames_as_rows(codes))
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Finish the step; what it emits comes with its output."""
@@ -131,26 +131,21 @@ class OmniGPUModelRunner(GPUModelRunner):
         assert isinstance(output, AsyncModelRunnerOutput)
         return _WithRows(output, self._rows, made, self.main_stream, self._rows_stream)
 
-    def _hidden_rows(self, step: ExecuteModelState) -> "_OnDevice | None":
+    def _hidden_rows(self, step: ExecuteModelState) -> Emitted | None:
         """Copies of what the step's requests emit: the buffers are the next step's, too."""
         wanted, tokens = self._rows.hidden_wanted(_step(step.input_batch))
         if not wanted:
             return None
         assert step.hidden_states is not None
-        chosen = torch.from_numpy(tokens).pin_memory().to(self.device, non_blocking=True)
-        rows: dict[str, torch.Tensor] = {}
-        for name in self._rows.stage.emits:
-            if name == "embeds":
-                rows[name] = self.model_state.embeds[chosen]
-            elif name == "hidden":
-                rows[name] = step.hidden_states[chosen]
-            elif name == "positions":
-                positions = self.model_state.rope_state.positions[:, chosen]
-                rows[name] = positions.T.to(torch.int32)
-            else:
-                assert step.aux_hidden_states is not None
-                rows["hidden"] = step.aux_hidden_states[0][chosen]
-        return _OnDevice(wanted, rows)
+        kept, rope = self.model_state, self.model_state.rope_state
+        states = StepStates(
+            embeds=kept.embeds if isinstance(kept, EmbedsModelState) else None,
+            hidden=step.hidden_states,
+            positions=None if rope is None else rope.positions,
+            layer=step.aux_hidden_states[0] if step.aux_hidden_states else None,
+        )
+        chosen = to_device(torch.from_numpy(tokens), self.device)
+        return Emitted(wanted, self._rows.hidden_rows(states, chosen))
 
 
 def _step(batch: InputBatch) -> Step:
@@ -172,21 +167,13 @@ class _Feed:
         return self._inputs.inputs(_step(batch))
 
 
-class _OnDevice:
-    """Rows of a step that are still on the device: whose they are, and [n, ...] by name."""
-
-    def __init__(self, emissions: list[Emission], rows: Mapping[str, torch.Tensor]) -> None:
-        self.emissions = emissions
-        self.rows = rows
-
-
 class _WithRows(AsyncModelRunnerOutput):
     """A step's output that takes its rows along.
 
     Args:
         output: vLLM's.
         stage: Where rows are handed on.
-        made: What the step made.
+        made: What the step made, on the device.
         main: The stream that makes it.
         side: The stream that copies it.
     """
@@ -195,7 +182,7 @@ class _WithRows(AsyncModelRunnerOutput):
         self,
         output: AsyncModelRunnerOutput,
         stage: StageRows,
-        made: _OnDevice,
+        made: Emitted,
         main: torch.cuda.Stream,
         side: torch.cuda.Stream,
     ) -> None:
@@ -206,14 +193,15 @@ class _WithRows(AsyncModelRunnerOutput):
         side.wait_stream(main)
         with torch.cuda.stream(side):
             # `to` pins the memory that it copies into when it does not wait.
-            self._rows = {
+            rows = {
                 name: rows.contiguous().to("cpu", non_blocking=True)
                 for name, rows in made.rows.items()
             }
+            self._on_host = Emitted(made.emissions, rows)
             self._copied.record(side)
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the step's tokens and rows, and hand the rows on."""
         output = self._output.get_output()
         self._copied.synchronize()
-        return with_spans(output, self._stage.hand_on(self._made.emissions, self._rows))
+        return with_spans(output, self._stage.hand_on(self._on_host))
