@@ -13,6 +13,8 @@ from torch.nn import functional
 from transformers import AutoModel, HiggsAudioV2TokenizerConfig
 from transformers.models.dac.modeling_dac import DacDecoder, DacEncoder
 
+from vllm_omni.models import dac
+
 SEMANTIC_PAD = 160
 """Samples of silence put around a recording for the semantic model."""
 _ZERO_CROSSINGS = 6
@@ -146,10 +148,13 @@ class CodecDecoder(nn.Module):
             # A whole number of samples per frame also where a stride is odd.
             block.conv_t1.output_padding = (block.conv_t1.stride[0] % 2,)
 
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 [b, groups, frames] -> [b, samples]."""
-        frames = self.fc2(self.quantizer.decode(codes))
-        return self.acoustic_decoder(frames.transpose(1, 2))[:, 0]
+    def forward(self, codes: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [b, groups, frames], of which `lengths` (int64 [b]) are valid (None: all) ->
+        [b, samples], each sound followed by any numbers."""
+        frames = self.fc2(self.quantizer.decode(codes)).transpose(1, 2)
+        if lengths is None:
+            return self.acoustic_decoder(frames)[:, 0]
+        return dac.decode(self.acoustic_decoder, frames, lengths)
 
 
 class CodecEncoder(nn.Module):

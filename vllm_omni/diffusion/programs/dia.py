@@ -20,11 +20,12 @@ from vllm_omni.diffusion.programs.frames import DelayedFrames
 from vllm_omni.diffusion.programs.higgs_audio_v2 import dac_reach
 from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
 from vllm_omni.diffusion.programs.streams import decode_delayed_stream
-from vllm_omni.diffusion.programs.twosided import TwoSidedDecoding
+from vllm_omni.diffusion.programs.twosided import TwoSidedDecoding, sound_rules
 from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniConfigError
+from vllm_omni.models import dac
 
 FOLDER = "audio_tokenizer"
 """Of the codec, if the checkpoint has it."""
@@ -37,9 +38,10 @@ DESCRIPTIONS = ("audio_tokenizer_config.json", "processor_config.json")
 class Codec(DacModel):
     """DAC, with the calls that a codec stage makes."""
 
-    def samples(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 [b, groups, frames] -> float32 [b, samples], on the CPU."""
-        return self.decode(audio_codes=codes).audio_values.cpu()
+    def samples(self, codes: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """int64 [b, groups, frames], of which `lengths` (int64 [b]) are valid -> float32
+        [b, samples], each sound followed by any numbers."""
+        return dac.decode(self.decoder, self.quantizer.from_codes(codes)[0], lengths)
 
     def codes(self, samples: torch.Tensor) -> torch.Tensor:
         """float32 [b, samples], whole frames -> int32 [b, frames, groups]."""
@@ -75,7 +77,10 @@ def load(ctx: LoadContext) -> Loaded:
 def components(codec: Codec, delays: tuple[int, ...]) -> Loaded:
     """The model as the program uses it."""
     config = codec.config
-    rules = {"samples": CallRules(), "codes": CallRules()}
+    rules = {
+        "samples": sound_rules(config.n_codebooks, config.hop_length),
+        "codes": CallRules(),
+    }
     reach = dac_reach(tuple(config.upsampling_ratios))
     return Loaded(
         {"codec": Component(codec, rules)}, {"config": config, "delays": delays, "reach": reach}
@@ -130,7 +135,7 @@ def _decode(ctx: Program) -> None:
     codec = ctx.component("codec", Codec)
     hop = config.hop_length
     frames = DelayedFrames(ctx.assets["delays"], config.codebook_size, other=None)
-    decoding = TwoSidedDecoding(codec.samples, hop, ctx.assets["reach"], ctx.device)
+    decoding = TwoSidedDecoding(codec.samples, hop, ctx.assets["reach"])
     decode_delayed_stream(ctx, decoding, frames, config.sampling_rate, hop)
 
 

@@ -23,7 +23,7 @@ from vllm_omni.diffusion.programs.frames import DelayedFrames
 from vllm_omni.diffusion.programs.higgs_files import codec_place
 from vllm_omni.diffusion.programs.recordings import checked_recording, encode_recordings
 from vllm_omni.diffusion.programs.streams import decode_delayed_stream
-from vllm_omni.diffusion.programs.twosided import Reach, TwoSidedDecoding
+from vllm_omni.diffusion.programs.twosided import Reach, TwoSidedDecoding, sound_rules
 from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, fill_codec, read_tensors
@@ -66,7 +66,9 @@ def components(
 ) -> Loaded:
     """The models as the program uses them; `other` as `DelayedFrames` says."""
     parts = {
-        "decoder": Component(decoder, {"forward": CallRules()}),
+        "decoder": Component(
+            decoder, {"forward": sound_rules(config.num_quantizers, config.hop_length)}
+        ),
         "encoder": Component(encoder, {"forward": CallRules()}),
     }
     assets = {"config": config, "delays": delays, "other": other, "reach": decoder_reach(config)}
@@ -166,7 +168,7 @@ def _decode(ctx: Program) -> None:
     decoder = ctx.component("decoder", CodecDecoder)
     hop = config.hop_length
     frames = DelayedFrames(ctx.assets["delays"], config.codebook_size, ctx.assets["other"])
-    decoding = TwoSidedDecoding(decoder, hop, ctx.assets["reach"], ctx.device)
+    decoding = TwoSidedDecoding(decoder, hop, ctx.assets["reach"])
     decode_delayed_stream(ctx, decoding, frames, config.sample_rate, hop)
 
 
