@@ -4,7 +4,7 @@
     python benchmarks/kernels_gpu.py [--profile]
 
 Qwen3-TTS-1.7B's code predictor (15 codes per frame) and its codec decoder, random weights in
-bfloat16. Milliseconds on the device, medians.
+bfloat16; Higgs-Audio's codec decoder in float32. Milliseconds on the device, medians.
 """
 
 import argparse
@@ -20,8 +20,12 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm_omni.ar.cuda.frame_graphs import FrameGraphs
 from vllm_omni.config.hf.qwen3_tts import Qwen3TTSConfig
 from vllm_omni.diffusion.programs import qwen3_tts as program
+from vllm_omni.diffusion.programs.higgs_audio_v3 import published_config
+from vllm_omni.diffusion.programs.twosided import sound_rules
 from vllm_omni.diffusion.replay import Replay
+from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.spec import LoadContext
+from vllm_omni.models.higgs_audio_codec import CodecDecoder
 from vllm_omni.models.interfaces import Frames, FrameSampling
 from vllm_omni.models.noise import Noise
 from vllm_omni.models.qwen3_tts_talker import Qwen3TTSCodePredictor
@@ -102,14 +106,32 @@ def packets(report: Report) -> None:
     part = loaded.components["decoder"]
     for name in ("latents", "samples"):
         rules, method = part.methods[name], getattr(part.module, name)
-        replay = Replay(method, name, rules, DEVICE)
-        for rows, length in ((1, 1), (1, 4), (1, 25), (16, 8), (64, 25), (64, 600)):
-            if length > 100 and name == "samples":
-                continue
-            (value,) = (each.to(DEVICE) for each in rules.graphs.example(rows, length))
-            what = f"{name} of {rows} x {length} frames"
-            report.add(f"{what}, graph", milliseconds(lambda v=value, r=replay: r(v)), "ms")
-            report.add(f"{what}, eager", milliseconds(lambda v=value, m=method: m(v)), "ms")
+        sizes = [(1, 1), (1, 4), (1, 25), (16, 8), (64, 25)]
+        decoding(report, name, method, rules, sizes + [(64, 600)] * (name == "latents"))
+
+
+def pieces(report: Report) -> None:
+    """Higgs-Audio's codec decoder's, which are looked around: first and later ones of a stream."""
+    decoder = CodecDecoder(published_config()).to(DEVICE).eval()
+    rules = sound_rules(decoder.config.num_quantizers, decoder.config.hop_length)
+    sizes = [(1, 11), (1, 45), (4, 45), (5, 45), (8, 16), (1, 236), (32, 45)]
+    decoding(report, "Higgs-Audio", decoder, rules, sizes)
+
+
+def decoding(
+    report: Report,
+    name: str,
+    method: Callable[..., Any],
+    rules: CallRules,
+    sizes: list[tuple[int, int]],
+) -> None:
+    """A method, for some rows and frames."""
+    replay = Replay(method, name, rules, DEVICE)
+    for size in sizes:
+        given = tuple(each.to(DEVICE) for each in rules.graphs.example(*size))
+        what = "{} of {} x {} frames".format(name, *size)
+        report.add(f"{what}, graph", milliseconds(lambda g=given: replay(*g)), "ms")
+        report.add(f"{what}, eager", milliseconds(lambda g=given: method(*g)), "ms")
 
 
 @torch.inference_mode()
@@ -121,6 +143,7 @@ def main() -> None:
     model = qwen3_tts(WORK / "qwen3_tts_1b7")
     frames(report, Qwen3TTSConfig.from_pretrained(model), args.profile)
     packets(report)
+    pieces(report)
     report.finish()
 
 
