@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_omni.diffusion.capture_sizes import KEY, capture_lengths
 from vllm_omni.diffusion.programs import mimi, moss_tts, qwen3_omni, qwen3_tts, voxcpm2, voxtral_tts
 from vllm_omni.diffusion.replay import Replay
-from vllm_omni.diffusion.rules import GRAPH_LENGTHS, CallRules
+from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.diffusion.spec import LoadContext, Loaded
-from vllm_omni.errors import OmniConfigError
 from vllm_omni.platforms.graphs import Results, ShapeGraphs
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
@@ -106,16 +104,3 @@ def test_a_decoder_with_a_memory(tiny_checkpoint: Callable[[str], Path]) -> None
             torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
         plain[1:] = plain[1] + 5, plain[2], memory
         replayed[1:] = replayed[1] + 5, replayed[2], kept
-
-
-@pytest.mark.parametrize("given", [[8, 4, 8], "4, 8", "4,8"])
-def test_lengths_of_a_deploy_file(given: Any) -> None:
-    assert capture_lengths({KEY: given}) == (4, 8)
-    assert capture_lengths({KEY: 16}) == (16,)
-    assert capture_lengths({}) == GRAPH_LENGTHS
-
-
-@pytest.mark.parametrize("given", [[], "", "four", [0], -1, {"a": 1}, [None]])
-def test_lengths_that_are_none(given: Any) -> None:
-    with pytest.raises(OmniConfigError, match=f"^{KEY}: numbers of frames"):
-        capture_lengths({KEY: given})
