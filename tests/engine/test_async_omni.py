@@ -25,8 +25,9 @@ from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.engine.messages import Emit, ErrorMessage, Message
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.engine.topology import Topology
-from vllm_omni.entrypoints import async_omni
+from vllm_omni.entrypoints import front_door
 from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.front_door import EngineClosedError
 from vllm_omni.errors import (
     DeadlineExceededError,
     OmniGenerateError,
@@ -138,7 +139,7 @@ class Served:
     ) -> None:
         running, self.replicas = launched(plan(limits), thinkers, stage_bounds)
         self.engine = running.engine
-        self.omni = AsyncOmni(running)
+        self.omni = AsyncOmni.of(running)
 
     @property
     def thinker(self) -> Talkative:
@@ -435,8 +436,9 @@ async def test_shutdown_fails_what_runs(in_thread: bool) -> None:
     for task in tasks:
         with pytest.raises(OmniGenerateError, match="shut"):
             await task
-    with pytest.raises(EngineDeadError):
-        await ask(served, 1)
+    for closed in (lambda: ask(served, 1), served.omni.check_health, served.omni.sleep):
+        with pytest.raises(EngineClosedError, match=r"^this AsyncOmni is closed"):
+            await closed()
     assert [r.shutdowns for rs in served.replicas for r in rs] == [[0]] * 3
 
 
@@ -459,11 +461,32 @@ async def test_calls_reach_every_replica_that_offers_them() -> None:
         await asyncio.to_thread(served.omni.shutdown, 0)
 
 
+async def test_takes_the_arguments_of_omni(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def build(model: str, **given: Any) -> DeploymentPlan:
+        asked.append((model, given))
+        return plan()
+
+    running, _ = launched(plan())
+    monkeypatch.setattr(front_door, "build_plan", build)
+    monkeypatch.setattr(front_door, "launch_pipeline", lambda *_: running)
+    omni = AsyncOmni(model="fake", deploy_config={"async_chunk": True}, max_num_seqs=3)
+    try:
+        said = [output async for output in omni.generate(2, output_modalities=["text"])]
+        assert "".join(output.outputs[0].text for output in said) == "<1><2>"
+    finally:
+        await asyncio.to_thread(omni.shutdown, 0)
+    ((model, given),) = asked
+    assert (model, given["deploy_config"]) == ("fake", {"async_chunk": True})
+    assert (given["cli"], given["flag_style"]) == ({"max_num_seqs": 3}, "{name}")
+
+
 def test_stages_end_if_the_front_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = dataclasses.replace(plan().stages[0], default_sampling={"temperature": -1})
     broken = dataclasses.replace(plan(), stages=(stage, *plan().stages[1:]))
     running, replicas = launched(broken)
-    monkeypatch.setattr(async_omni, "launch_pipeline", lambda *_: running)
+    monkeypatch.setattr(front_door, "launch_pipeline", lambda *_: running)
     with pytest.raises(VLLMValidationError, match="temperature must be non-negative"):
         AsyncOmni.from_plan(broken)
     assert not running.engine.alive
@@ -481,6 +504,6 @@ async def test_shutdown_fails_calls(served: Served) -> None:
     task = asyncio.create_task(served.omni.sleep())
     await served.until(called.is_set)
     await asyncio.to_thread(served.omni.shutdown, 0)
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineClosedError):
         async with asyncio.timeout(WAIT_S):
             await task
