@@ -468,9 +468,14 @@ async def test_takes_the_arguments_of_omni(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((model, given))
         return plan()
 
+    def launch(*_: Any) -> LaunchedPipeline:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()  # vLLM would start its own tasks in it
+        return running
+
     running, _ = launched(plan())
     monkeypatch.setattr(front_door, "build_plan", build)
-    monkeypatch.setattr(front_door, "launch_pipeline", lambda *_: running)
+    monkeypatch.setattr(front_door, "launch_pipeline", launch)
     omni = AsyncOmni(model="fake", deploy_config={"async_chunk": True}, max_num_seqs=3)
     try:
         said = [output async for output in omni.generate(2, output_modalities=["text"])]

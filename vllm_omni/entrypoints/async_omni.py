@@ -53,8 +53,8 @@ DRAIN_POLL_S = 0.05
 class AsyncOmni(FrontDoor, EngineClient):
     """Serves a pipeline to coroutines of one event loop. For its arguments see `FrontDoor`.
 
-    Construct it outside of a running loop, which it would block until every stage is up. Every
-    method may be called from the loop that first used it.
+    To construct it blocks until every stage is up, a running loop as well. Every method may be
+    called from the loop that first used it.
 
     Example:
         >>> omni = AsyncOmni(model="Qwen/Qwen3-Omni-30B-A3B-Instruct")

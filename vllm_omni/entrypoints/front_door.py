@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `Omni` and `AsyncOmni` have in common: how they come to be, and that they are closed."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,7 +99,7 @@ class FrontDoor(ABC):
         return self
 
     def _launch(self, plan: DeploymentPlan, check: Callable[[], None]) -> None:
-        launched = launch_pipeline(plan, check)
+        launched = _launched(plan, check)
         try:
             self._open(launched)
         except BaseException:
@@ -107,3 +109,13 @@ class FrontDoor(ABC):
     @abstractmethod
     def _open(self, launched: LaunchedPipeline) -> None:
         """Set all attributes; the stages run."""
+
+
+def _launched(plan: DeploymentPlan, check: Callable[[], None]) -> LaunchedPipeline:
+    """Start the stages; vLLM's front end starts tasks of its own where it sees a running loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return launch_pipeline(plan, check)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(launch_pipeline, plan, check).result()
