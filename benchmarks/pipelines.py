@@ -91,7 +91,7 @@ class Stages:
         engine = engine_class(_topology(self.plan), pools, self.connector())
         entry = self.replicas[self.plan.entry.name]
         assert isinstance(entry, ArReplica)
-        return AsyncOmni(LaunchedPipeline(self.plan, engine, entry.llm, self.deployment_id))
+        return AsyncOmni.of(LaunchedPipeline(self.plan, engine, entry.llm, self.deployment_id))
 
 
 @dataclass

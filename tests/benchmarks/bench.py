@@ -18,18 +18,22 @@ from vllm_omni.testing.server import ForkedProcess
 TIMEOUT_S = 120.0
 
 
+def started(log: Path, *args: str) -> ForkedProcess:
+    """It runs; what it writes is written to `log`."""
+    argv = ["vllm", "bench", "serve", "--omni", "--disable-tqdm", *args]
+    with mock.patch.object(sys, "argv", argv):  # vLLM's `bench` looks there
+        return ForkedProcess(argv, log, {})
+
+
 def command_line(*args: str) -> None:
     """Run it to its end; what it writes is written to `sys.stderr`.
 
     Raises:
         SystemExit: It failed, with its exit code.
     """
-    argv = ["vllm", "bench", "serve", "--omni", "--disable-tqdm", *args]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with mock.patch.object(sys, "argv", argv):  # vLLM's `bench` looks there
-            process = ForkedProcess(argv, log, {})
-        code = process.wait(TIMEOUT_S)
+        code = started(log, *args).wait(TIMEOUT_S)
         print(log.read_text(), end="", file=sys.stderr)
     if code:
         raise SystemExit(code)

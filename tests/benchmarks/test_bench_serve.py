@@ -3,13 +3,16 @@
 
 import argparse
 import json
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from tests.benchmarks.bench import bench, command_line
+from tests.benchmarks.bench import bench, command_line, started
 from tests.benchmarks.fake import (
     HEADER_AFTER_S,
     PIECES,
@@ -20,11 +23,15 @@ from tests.benchmarks.fake import (
     fake_server,
 )
 from vllm_omni.benchmarks.datasets import requests_of
+from vllm_omni.benchmarks.values import metadata
+from vllm_omni.entrypoints.cli.bench import OmniBenchmarkServing
+from vllm_omni.errors import OmniConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
 WAV = ("--extra-body", '{"response_format": "wav"}')
 SPEECH = "openai-audio-speech"
+ADDRESSES = ("localhost:8000", "ftp://h", "http://", "http://h:99999", "http://a b", "http://h?a")
 SENTENCES = ("--dataset-name", "sentences", "--num-prompts")
 
 
@@ -159,6 +166,10 @@ def test_when_every_request_fails(
         (("--backend", "openai-image-edits-omni"), "sentences-mm"),
         (("--backend", "openai-audio"), "--dataset-name"),
         (("--dataset-name", "random", "--skip-tokenizer-init"), "needs a tokenizer"),
+        (("--extra-body", "[1]"), "--extra-body: should be a JSON object"),
+        (("--num-warmups", "-3"), "--num-warmups"),
+        (("--sweep-request-rate", "2,2.0000001"), "--sweep-request-rate"),
+        (("--sweep-max-concurrency", "1,1"), "--sweep-max-concurrency"),
     ],
 )
 def test_bad_options_are_named(
@@ -170,3 +181,98 @@ def test_bad_options_are_named(
         command_line(*base, *SENTENCES, "2", *options)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def parser() -> FlexibleArgumentParser:
+    made = FlexibleArgumentParser(conflict_handler="resolve")
+    OmniBenchmarkServing.add_cli_args(made)
+    return made
+
+
+@pytest.mark.parametrize("backend", ["openai-audio-speech", "openai-chat"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--extra-body", '{"speed": NaN}'), "--extra-body"),
+        (("--random-mm-limit-mm-per-prompt", "[1]"), "--random-mm-limit-mm-per-prompt"),
+        (("--random-mm-bucket-config", "{(1, 1, -1): 1}"), "--random-mm-bucket-config"),
+        *((("--goodput", f"e2el:{bad}"), "--goodput") for bad in ("nan", "inf", "-1", "", "1:2")),
+        (("--goodput", "e2el:1", "e2el:2"), "--goodput"),
+        (("--num-prompts", "1000000000000"), "--num-prompts"),
+        (("--seed", "-1"), "--seed"),
+        (("--temperature", "nan"), "--temperature"),
+        (("--burstiness", "inf"), "--burstiness"),
+        (("--request-rate", "1e-310"), "--request-rate"),
+        (("--probe-request-rate", "-1"), "--probe-request-rate"),
+        (("--sweep-request-rate", "1,1e-310"), "--sweep-request-rate"),
+        (("--metadata", "=1"), "--metadata"),
+        *((("--base-url", bad), "--base-url") for bad in ADDRESSES),
+        (("--base-url", "http://h", "--endpoint", "v1/audio/speech"), "--endpoint"),
+        *((("--header", bad), "--header") for bad in ("a=b\nc", "a=b\n", "=b", "a b=c", "é=1")),
+        (("--header", "a=1", "a=2"), "--header"),
+    ],
+)
+def test_bad_values_are_named_whoevers_benchmark_runs(
+    parser: FlexibleArgumentParser, backend: str, options: tuple[str, ...], says: str
+) -> None:
+    args = ("--model", "tiny", "--backend", backend, "--skip-tokenizer-init", *options)
+    with pytest.raises(OmniConfigError, match=f"^{says}: "):
+        OmniBenchmarkServing.cmd(parser.parse_args([*args]))
+
+
+def test_metadata_may_not_take_a_results_key(server: FakeServer, tmp_path: Path) -> None:
+    """Of every key that a result has: by name, before anything is asked."""
+    rest = ("--max-concurrency", "1", "--metadata", "tp=2")
+    result = bench(server.url, SPEECH, tmp_path, *SENTENCES, "1", *WAV, *rest)
+    assert result.pop("tp") == "2"
+    stages = ("stage_durations_mean", "stage_requests", "spec_decode_num_drafts", "ramp_up_end_rps")
+    for key in (*result, *stages):
+        with pytest.raises(OmniConfigError, match=f"^--metadata: '{key}'"):
+            metadata(argparse.Namespace(metadata=[f"{key}=99"]))
+
+
+@pytest.mark.parametrize("option", ["--result-filename", "--result-dir", "--plot-load"])
+def test_what_cannot_be_written_is_known_before(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    saving = ("--save-result", option, str(file / "of_a_file.png"))
+    base = ("--base-url", server.url, "--model", "tiny", "--backend", SPEECH)
+    with pytest.raises(SystemExit) as ended:
+        command_line(*base, *SENTENCES, "2", *WAV, *saving)
+    assert ended.value.code == 2 and not server.bodies
+    assert f"error: {option}: " in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_a_full_disk_costs_the_file_alone(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saving = ("--save-result", "--result-filename", "/dev/full")
+    base = ("--base-url", server.url, "--model", "tiny", "--backend", SPEECH)
+    with pytest.raises(SystemExit) as ended:
+        command_line(*base, *SENTENCES, "2", *WAV, *saving)
+    told = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "Omni Benchmark Result" in told and "Traceback" not in told
+    assert "not written: " in told.strip().splitlines()[-1]
+
+
+def test_an_interrupted_run_tells_what_it_has(server: FakeServer, tmp_path: Path) -> None:
+    log, many = tmp_path / "log", (*SENTENCES, "1000", "--max-concurrency", "1")
+    base = ("--base-url", server.url, "--model", "tiny", "--backend", SPEECH)
+    process = started(log, *base, *many, *WAV)
+    try:
+        deadline = time.monotonic() + 60
+        while len(server.bodies) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    finally:
+        process.kill()
+    told = log.read_text()
+    assert " of 1000 requests completed" in told and "Sound throughput" in told
+    assert "Traceback" not in told and "Unclosed" not in told
+    assert len(server.bodies) < 100

@@ -193,3 +193,12 @@ def test_a_wrong_model_index(tmp_path: Path, index: str, message: str) -> None:
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(OmniConfigError, match=r"no config\.json or model_index\.json"):
         resolve_pipeline(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["low_latancy", "qwen3_omni_moe_low_latency", "zzz"])
+def test_a_profile_that_does_not_exist_names_those_of_the_family(tiny: Path, name: str) -> None:
+    with pytest.raises(OmniConfigError, match=f"'{name}' is neither a file") as caught:
+        build_plan(str(tiny), deploy_config=name, host=CPU)
+    told = re.findall(r"\w+", str(caught.value).replace(name, "", 1))
+    others = set(PIPELINES.names()) - {tiny.name, tiny.name + THINKER_ONLY_SUFFIX}
+    assert tiny.name in told and not any(word.startswith(tuple(others)) for word in told)

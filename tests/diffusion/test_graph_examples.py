@@ -17,12 +17,10 @@ from tests.diffusion.codec_graphs import (
     assert_alike,
     graphed,
 )
-from vllm_omni.diffusion.capture_sizes import KEY, capture_lengths
 from vllm_omni.diffusion.programs import code2wav, moss_tts
 from vllm_omni.diffusion.replay import Replay
 from vllm_omni.diffusion.rules import GRAPH_LENGTHS
 from vllm_omni.diffusion.spec import LoadContext, ProgramSpec
-from vllm_omni.errors import OmniConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.tts]
 
@@ -72,16 +70,3 @@ def test_a_decoder_with_a_memory(tiny_checkpoint: Callable[[str], Path]) -> None
         assert_alike((padded, kept), (samples, memory))
         plain[1:] = plain[1] + 5, plain[2], memory
         replayed[1:] = replayed[1] + 5, replayed[2], kept
-
-
-@pytest.mark.parametrize("given", [[8, 4, 8], "4, 8", "4,8"])
-def test_lengths_of_a_deploy_file(given: Any) -> None:
-    assert capture_lengths({KEY: given}) == (4, 8)
-    assert capture_lengths({KEY: 16}) == (16,)
-    assert capture_lengths({}) == GRAPH_LENGTHS
-
-
-@pytest.mark.parametrize("given", [[], "", "four", [0], -1, {"a": 1}, [None]])
-def test_lengths_that_are_none(given: Any) -> None:
-    with pytest.raises(OmniConfigError, match=f"^{KEY}: numbers of frames"):
-        capture_lengths({KEY: given})

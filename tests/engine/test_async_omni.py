@@ -2,7 +2,6 @@
 """`AsyncOmni` over an orchestrator thread and stages in memory (A-46, B-11, B-12, B-13)."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 from transformers import PretrainedConfig
-from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.engine.fakes import DELTAS, FAULTY_TOKEN, PIPELINE, STAGES, FakeReplica, tokens
@@ -25,8 +23,8 @@ from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.engine.messages import Emit, ErrorMessage, Message
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.engine.topology import Topology
-from vllm_omni.entrypoints import async_omni
 from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.front_door import EngineClosedError
 from vllm_omni.errors import (
     DeadlineExceededError,
     OmniGenerateError,
@@ -138,7 +136,7 @@ class Served:
     ) -> None:
         running, self.replicas = launched(plan(limits), thinkers, stage_bounds)
         self.engine = running.engine
-        self.omni = AsyncOmni(running)
+        self.omni = AsyncOmni.of(running)
 
     @property
     def thinker(self) -> Talkative:
@@ -435,8 +433,9 @@ async def test_shutdown_fails_what_runs(in_thread: bool) -> None:
     for task in tasks:
         with pytest.raises(OmniGenerateError, match="shut"):
             await task
-    with pytest.raises(EngineDeadError):
-        await ask(served, 1)
+    for closed in (lambda: ask(served, 1), served.omni.check_health, served.omni.sleep):
+        with pytest.raises(EngineClosedError, match=r"^this AsyncOmni is closed"):
+            await closed()
     assert [r.shutdowns for rs in served.replicas for r in rs] == [[0]] * 3
 
 
@@ -459,17 +458,6 @@ async def test_calls_reach_every_replica_that_offers_them() -> None:
         await asyncio.to_thread(served.omni.shutdown, 0)
 
 
-def test_stages_end_if_the_front_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = dataclasses.replace(plan().stages[0], default_sampling={"temperature": -1})
-    broken = dataclasses.replace(plan(), stages=(stage, *plan().stages[1:]))
-    running, replicas = launched(broken)
-    monkeypatch.setattr(async_omni, "launch_pipeline", lambda *_: running)
-    with pytest.raises(VLLMValidationError, match="temperature must be non-negative"):
-        AsyncOmni.from_plan(broken)
-    assert not running.engine.alive
-    assert all(replica.shutdowns for stage in replicas for replica in stage)
-
-
 async def test_shutdown_fails_calls(served: Served) -> None:
     called = asyncio.Event()
 
@@ -481,6 +469,6 @@ async def test_shutdown_fails_calls(served: Served) -> None:
     task = asyncio.create_task(served.omni.sleep())
     await served.until(called.is_set)
     await asyncio.to_thread(served.omni.shutdown, 0)
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineClosedError):
         async with asyncio.timeout(WAIT_S):
             await task

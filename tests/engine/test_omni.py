@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Omni` over an orchestrator thread and stages in memory: threads, and arguments of any kind."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +11,8 @@ from vllm import SamplingParams
 
 from tests.engine.test_async_omni import ENDLESS, WAIT_S, launched, plan
 from vllm_omni import Omni
-from vllm_omni.entrypoints import omni as module
+from vllm_omni.entrypoints import front_door as module
+from vllm_omni.entrypoints.front_door import EngineClosedError
 from vllm_omni.errors import OmniClientError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
@@ -22,7 +24,7 @@ class Offline:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         running, self.replicas = launched(plan())
         monkeypatch.setattr(module, "build_plan", lambda *_, **__: plan())
-        monkeypatch.setattr(module, "launch_pipeline", lambda _: running)
+        monkeypatch.setattr(module, "launch_pipeline", lambda *_: running)
         self.omni = Omni("fake")
 
     def texts(self, *counts: int) -> list[str]:
@@ -74,3 +76,20 @@ def test_wrong_arguments_are_named_and_start_nothing(
     assert caught.value.param == param
     assert offline.texts(2) == [spoken(2)]
     assert not offline.replicas[0][0].running
+
+
+def test_a_closed_one_says_so(offline: Offline) -> None:
+    """Whether it was closed before or meanwhile, and not that something died."""
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(offline.texts, ENDLESS)
+        while not offline.replicas[0][0].running:
+            time.sleep(0.01)
+        offline.omni.close()
+        with pytest.raises(EngineClosedError, match=r"^this Omni is closed"):
+            running.result(4 * WAIT_S)
+    for counts in ((1,), ()):
+        with pytest.raises(EngineClosedError, match=r"^this Omni is closed"):
+            offline.texts(*counts)
+    with pytest.raises(EngineClosedError), offline.omni:
+        pass
+    offline.omni.close()

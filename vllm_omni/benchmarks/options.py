@@ -14,9 +14,9 @@ from vllm_omni.benchmarks.backends import BACKENDS
 from vllm_omni.benchmarks.backends.pcm import FORMATS
 from vllm_omni.benchmarks.datasets import LIMITS, SENTENCES, has_sounds
 from vllm_omni.benchmarks.figures import FIGURE_NAMES
+from vllm_omni.benchmarks.values import refuse
 from vllm_omni.config.flag_types import positive_int, positive_number, positive_seconds
 from vllm_omni.config.problems import nearest
-from vllm_omni.errors import OmniConfigError
 
 VLLM_ENDPOINT = "/v1/completions"
 TIMEOUT_S = 600.0
@@ -98,7 +98,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _several(each: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
     def numbers(text: str) -> tuple[Value, ...]:
-        return tuple(each(part) for part in text.split(","))
+        values = tuple(each(part) for part in text.split(","))
+        # Results are named after their load, in six digits.
+        if len({f"{value:g}" for value in values}) < len(values):
+            raise argparse.ArgumentTypeError(f"each load once (in six digits): {text}")
+        return values
 
     return numbers
 
@@ -129,27 +133,21 @@ def settle(args: argparse.Namespace) -> None:
             setattr(args, f"random_{name}", length)
     for name in TEXT_ONLY:
         if getattr(args, name):
-            _refuse(name, "only vLLM's own backends and datasets, without --sweep-*, have it")
+            refuse(name, "only vLLM's own backends and datasets, without --sweep-*, have it")
     if args.backend in POOLING_BACKENDS:
-        _refuse(
+        refuse(
             "backend", f"{args.backend} makes vectors; datasets and options of ours are not for it"
         )
     if args.image_edits_bot_task and args.backend != "openai-image-edits-omni":
-        _refuse("image_edits_bot_task", "is of the backend openai-image-edits-omni")
+        refuse("image_edits_bot_task", "is of the backend openai-image-edits-omni")
     if args.sweep_request_rate and args.ramp_up_strategy:
-        _refuse("sweep_request_rate", "a ramp-up has rates of its own (--ramp-up-strategy)")
+        refuse("sweep_request_rate", "a ramp-up has rates of its own (--ramp-up-strategy)")
     if args.sweep_request_rate and not math.isinf(args.request_rate):
-        _refuse("sweep_request_rate", "give either it or --request-rate")
+        refuse("sweep_request_rate", "give either it or --request-rate")
     if args.sweep_max_concurrency and args.max_concurrency is not None:
-        _refuse("sweep_max_concurrency", "give either it or --max-concurrency")
-    if not args.request_rate > 0:
-        _refuse("request_rate", f"must be above 0, not {args.request_rate:g}")
-    if args.max_concurrency is not None and args.max_concurrency <= 0:
-        _refuse("max_concurrency", f"must be above 0, not {args.max_concurrency}")
-    if not args.burstiness > 0:
-        _refuse("burstiness", f"must be above 0, not {args.burstiness:g}")
+        refuse("sweep_max_concurrency", "give either it or --max-concurrency")
     if args.plot_load and args.plot_load.suffix != ".png":
-        _refuse("plot_load", f"{args.plot_load} should end in .png")
+        refuse("plot_load", f"{args.plot_load} should end in .png")
     _check_endpoint(args)
     _check_speech(args)
     _check_ramp(args)
@@ -161,9 +159,9 @@ def _check_endpoint(args: argparse.Namespace) -> None:
         return
     ends = (backend.endpoint, backend.endpoint.removesuffix("/sync"))
     if not args.endpoint.endswith(ends):
-        _refuse("endpoint", f"{args.backend} is for {backend.endpoint}, not {args.endpoint}")
+        refuse("endpoint", f"{args.backend} is for {backend.endpoint}, not {args.endpoint}")
     if backend.needs_image and args.dataset_name in ("random", "sentences"):
-        _refuse("dataset_name", f"{args.backend} needs pictures; take sentences-mm or random-mm")
+        refuse("dataset_name", f"{args.backend} needs pictures; take sentences-mm or random-mm")
 
 
 def _check_speech(args: argparse.Namespace) -> None:
@@ -173,9 +171,9 @@ def _check_speech(args: argparse.Namespace) -> None:
     format = body.get("response_format", FORMATS[0])
     if format not in FORMATS:
         readable = " and ".join(FORMATS)
-        _refuse("extra_body", f"response_format {format!r}: samples are counted in {readable}")
+        refuse("extra_body", f"response_format {format!r}: samples are counted in {readable}")
     if body.get("stream_format", "audio") != "audio":
-        _refuse("extra_body", "stream_format: sound is read as bare bytes, `audio`")
+        refuse("extra_body", "stream_format: sound is read as bare bytes, `audio`")
 
 
 def _check_ramp(args: argparse.Namespace) -> None:
@@ -183,13 +181,9 @@ def _check_ramp(args: argparse.Namespace) -> None:
         return
     low, high = args.ramp_up_start_rps, args.ramp_up_end_rps
     if low is None or high is None or not 0 < low <= high:
-        _refuse("ramp_up_strategy", "needs 0 < --ramp-up-start-rps <= --ramp-up-end-rps")
+        refuse("ramp_up_strategy", "needs 0 < --ramp-up-start-rps <= --ramp-up-end-rps")
     if not math.isinf(args.request_rate):
-        _refuse("ramp_up_strategy", "the ramp sets the rate; leave --request-rate out")
-
-
-def _refuse(name: str, reason: str) -> None:
-    raise OmniConfigError(f"--{name.replace('_', '-')}: {reason}")
+        refuse("ramp_up_strategy", "the ramp sets the rate; leave --request-rate out")
 
 
 def loads(args: argparse.Namespace) -> list[Load]:
@@ -217,7 +211,7 @@ def metrics(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         if name not in known:
             near = nearest(name, known)
             hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
-            _refuse("percentile_metrics", f"unknown metric {name!r}; {hint}")
+            refuse("percentile_metrics", f"unknown metric {name!r}; {hint}")
     ours = FIGURE_NAMES if backend else ()
     return [n for n in wanted if n in of_vllm], [n for n in wanted if n in ours]
 
@@ -233,20 +227,5 @@ def percentiles(args: argparse.Namespace) -> list[float]:
     except ValueError:
         values = [math.nan]
     if not all(0 <= value <= 100 for value in values):
-        _refuse("metric_percentiles", f"should be numbers from 0 to 100: {args.metric_percentiles}")
+        refuse("metric_percentiles", f"should be numbers from 0 to 100: {args.metric_percentiles}")
     return values
-
-
-def pairs(args: argparse.Namespace, name: str) -> dict[str, str]:
-    """The KEY=VALUE pairs of an option.
-
-    Raises:
-        OmniConfigError: One has no `=`.
-    """
-    made = {}
-    for item in getattr(args, name) or ():
-        key, equals, value = item.partition("=")
-        if not equals:
-            _refuse(name, f"{item!r} should be KEY=VALUE")
-        made[key.strip()] = value.strip()
-    return made

@@ -11,7 +11,6 @@ import numpy as np
 from vllm_omni.benchmarks.figures import FIGURES
 from vllm_omni.benchmarks.options import Load
 from vllm_omni.benchmarks.outputs import OmniOutput
-from vllm_omni.errors import OmniConfigError
 
 DRAWN = ("audio_ttfp", "audio_playable")
 """Figures that are drawn beside the time to the first token and the whole latency."""
@@ -62,17 +61,12 @@ def level_of(load: Load, result: Mapping[str, Any], outputs: Sequence[OmniOutput
 
 
 def draw(levels: Sequence[Level], path: Path, title: str) -> None:
-    """Draw the runs into a PNG.
+    """Draw the runs into a PNG; matplotlib is there (`saving.check`).
 
     Raises:
-        OmniConfigError: matplotlib is not installed.
+        OSError: It cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise OmniConfigError(
-            f"--plot-load needs matplotlib, of the extra `bench`: {error}"
-        ) from error
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 7), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
@@ -93,5 +87,4 @@ def draw(levels: Sequence[Level], path: Path, title: str) -> None:
     for axes in (above, below):
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -8,13 +8,13 @@ parts are put together as its `main` does, so options, printed block and result 
 import argparse
 import asyncio
 import copy
-import json
 import os
 import random
 import ssl
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -29,9 +29,8 @@ from vllm.benchmarks.lib.endpoint_request_func import (
 from vllm.benchmarks.lib.ready_checker import wait_for_endpoint
 from vllm.tokenizers import TokenizerLike, get_tokenizer
 from vllm.utils.gc_utils import freeze_gc_heap
-from vllm.utils.network_utils import join_host_port
 
-from vllm_omni.benchmarks import options, stages
+from vllm_omni.benchmarks import options, saving, stages, values
 from vllm_omni.benchmarks.backends import BACKENDS
 from vllm_omni.benchmarks.datasets import SENTENCES, requests_of
 from vllm_omni.benchmarks.options import Load
@@ -40,8 +39,6 @@ from vllm_omni.benchmarks.plot import Level, draw, level_of
 from vllm_omni.benchmarks.report import add_figures, print_figures, without_text
 from vllm_omni.errors import OmniConfigError
 
-DETAILS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors")
-"""Lists that vLLM leaves out of a result without --save-detailed."""
 SAMPLING = (
     "top_p",
     "top_k",
@@ -78,56 +75,84 @@ class Target:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What of a run is reported.
+
+    Attributes:
+        of_vllm: Names of vLLM's metrics.
+        of_ours: Names of our figures.
+        percentiles: Of each.
+        goodput: Milliseconds that a good answer takes at most, by what they are of.
+    """
+
+    of_vllm: list[str]
+    of_ours: list[str]
+    percentiles: list[float]
+    goodput: dict[str, float]
+
+
 def main(args: argparse.Namespace) -> None:
     """Run what a parsed command line asks for.
 
     Raises:
         OmniConfigError: An option is wrong.
-        BenchmarkFailedError: No request succeeded.
+        BenchmarkFailedError: No request succeeded, or a result could not be written.
     """
-    if options.is_ours(args):
-        asyncio.run(_main(args))
-    else:
-        args.endpoint = args.endpoint or options.VLLM_ENDPOINT
+    values.check(args)
+    wanted = Wanted(*options.metrics(args), options.percentiles(args), _goodput(args))
+    ours = options.is_ours(args)
+    if ours:
+        options.settle(args)
+    loads = options.loads(args)
+    saving.check(args, loads)
+    if ours:
+        asyncio.run(_main(args, wanted, loads))
+        return
+    args.endpoint = args.endpoint or options.VLLM_ENDPOINT
+    try:
         vllm_serve.main(args)
+    except (OSError, ValueError) as error:  # how vLLM tells of options, the server and the disk
+        raise BenchmarkFailedError(str(error)) from error
 
 
-async def _main(args: argparse.Namespace) -> None:
-    options.settle(args)
-    wanted, percentiles = options.metrics(args), options.percentiles(args)
-    metadata = options.pairs(args, "metadata")
+async def _main(args: argparse.Namespace, wanted: Wanted, loads: Sequence[Load]) -> None:
     random.seed(args.seed)
     np.random.seed(args.seed)
     target = await _target(args)
     tokenizer = _tokenizer(args, target.model_id)
     requests = _requests(args, tokenizer)
-    goodput = _goodput(args)
     backend = BACKENDS.get(args.backend)
     if backend is not None and not backend.has_text:
         tokenizer = None  # of what has no tokens, none are counted
     freeze_gc_heap()
-    levels, failed = [], []
+    levels, failed, unwritten = [], [], []
     RUN.set(Run(args.omni_request_timeout_s))
     await _prepare(args, target, requests)
-    for load in options.loads(args):
+    for load in loads:
         at = copy.copy(args)
         at.request_rate, at.max_concurrency = load.rate, load.concurrency
-        result, level = await _measure(
-            at, load, target, tokenizer, requests, wanted, percentiles, goodput
-        )
-        _save(at, load, target, {**_setup(at, target, metadata), **result})
+        result, level = await _measure(at, load, target, tokenizer, requests, wanted)
+        try:
+            saving.save(args, load, target.model_id, {**_setup(at, target), **result})
+        except OSError as error:  # what was measured has been printed, and other loads follow
+            unwritten.append(str(error))
         levels.append(level)
         failed.append(result["completed"] == 0 and next(iter(result["errors"]), "no answer"))
     if args.plot_load:
-        draw(levels, args.plot_load, f"{target.model_name or target.model_id}: {args.backend}")
-        print(f"Plot: {args.plot_load}")
+        try:
+            draw(levels, args.plot_load, f"{target.model_name or target.model_id}: {args.backend}")
+            print(f"Plot: {args.plot_load}")
+        except OSError as error:
+            unwritten.append(str(error))
     if all(failed):
         raise BenchmarkFailedError(f"every request failed: {failed[0]}")
+    if unwritten:
+        raise BenchmarkFailedError(f"measured, but not written: {'; '.join(unwritten)}")
 
 
 async def _target(args: argparse.Namespace) -> Target:
-    base_url = args.base_url or f"http://{join_host_port(args.host, args.port)}"
-    headers = options.pairs(args, "header")
+    base_url, headers = values.base_url(args), values.headers(args)
     ssl_context = False if args.insecure else True if "https://" in base_url else None
     model_id, model_name = args.model, args.served_model_name
     if model_id is None:
@@ -183,10 +208,7 @@ def _requests(args: argparse.Namespace, tokenizer: TokenizerLike | None) -> list
 
 
 def _goodput(args: argparse.Namespace) -> dict[str, float]:
-    try:
-        goals: dict[str, float] = vllm_serve.check_goodput_args(args)
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        raise OmniConfigError(f"--goodput: {error}") from error
+    goals = dict(values.goals(args))
     backend = BACKENDS.get(args.backend)
     known = ("ttft", "e2el") if backend is None or backend.has_text else ("e2el",)
     for name in goals:
@@ -243,13 +265,51 @@ async def _measure(
     target: Target,
     tokenizer: TokenizerLike | None,
     requests: list[SampleRequest],
-    wanted: tuple[list[str], list[str]],
-    percentiles: list[float],
-    goodput: dict[str, float],
+    wanted: Wanted,
 ) -> tuple[dict[str, Any], Level]:
     run = Run(args.omni_request_timeout_s)
     RUN.set(run)
     before = await _stages(args, target)
+    began = time.perf_counter()
+    try:
+        result = await _benchmark(args, load, target, tokenizer, requests, wanted)
+    except asyncio.CancelledError:
+        _print_interrupted(run, wanted, len(requests), time.perf_counter() - began)
+        # vLLM leaves its session to the collector, which has aiohttp complain.
+        asyncio.get_running_loop().set_exception_handler(_say_nothing)
+        raise
+    backend = BACKENDS.get(args.backend)
+    if backend is not None and not backend.has_text:
+        without_text(result)
+    add_figures(result, run.outputs, wanted.of_ours, wanted.percentiles)
+    spent = await _spent(args, target, before)
+    result |= stages.fields(spent) if spent else {}
+    print_figures(result, wanted.of_ours, wanted.percentiles, spent)
+    return result, level_of(load, result, run.outputs)
+
+
+def _say_nothing(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An event loop's handler for what no task can be told."""
+
+
+def _print_interrupted(run: Run, wanted: Wanted, count: int, duration_s: float) -> None:
+    """What had been measured when the user ended it."""
+    completed = sum(output.success for output in run.outputs)
+    print(f"\nInterrupted after {duration_s:.2f} s: {completed} of {count} requests completed")
+    if completed:
+        result: dict[str, Any] = {"duration": duration_s}
+        add_figures(result, run.outputs, wanted.of_ours, wanted.percentiles)
+        print_figures(result, wanted.of_ours, wanted.percentiles, {})
+
+
+async def _benchmark(
+    args: argparse.Namespace,
+    load: Load,
+    target: Target,
+    tokenizer: TokenizerLike | None,
+    requests: list[SampleRequest],
+    wanted: Wanted,
+) -> dict[str, Any]:
     result: dict[str, Any] = await vllm_serve.benchmark(
         task_type=vllm_serve.TaskType.GENERATION,
         endpoint_type=args.backend,
@@ -265,10 +325,10 @@ async def _measure(
         disable_tqdm=args.disable_tqdm,
         num_warmups=0,
         profile=args.profile,
-        selected_percentile_metrics=wanted[0],
-        selected_percentiles=percentiles,
+        selected_percentile_metrics=wanted.of_vllm,
+        selected_percentiles=wanted.percentiles,
         ignore_eos=args.ignore_eos,
-        goodput_config_dict=goodput,
+        goodput_config_dict=wanted.goodput,
         max_concurrency=load.concurrency,
         lora_modules=args.lora_modules,
         lora_assignment=args.lora_assignment,
@@ -282,21 +342,17 @@ async def _measure(
         self_timed=False,
         probe_request_rate=args.probe_request_rate,
     )
-    backend = BACKENDS.get(args.backend)
-    if backend is not None and not backend.has_text:
-        without_text(result)
-    add_figures(result, run.outputs, wanted[1], percentiles)
-    spent = await _spent(args, target, before)
-    result |= stages.fields(spent) if spent else {}
-    print_figures(result, wanted[1], percentiles, spent)
-    return result, level_of(load, result, run.outputs)
+    return result
 
 
 async def _stages(args: argparse.Namespace, target: Target) -> stages.Stages | None:
     if not args.print_stage:
         return None
-    async with _session(target) as session:
-        return await stages.look(session, target.base_url)
+    try:
+        async with _session(target) as session:
+            return await stages.look(session, target.base_url)
+    except (aiohttp.ClientError, OSError, ValueError):  # it is gone, or says something else
+        return None
 
 
 async def _spent(
@@ -309,17 +365,17 @@ async def _spent(
     return spent
 
 
-def _setup(args: argparse.Namespace, target: Target, metadata: dict[str, str]) -> dict[str, Any]:
+def _setup(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     """What vLLM's result says of the run itself."""
     made = {
-        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "date": datetime.now().strftime(saving.DATE),
         "endpoint_type": args.backend,
         "backend": args.backend,
         "label": args.label,
         "model_id": target.model_id,
         "tokenizer_id": args.tokenizer or target.model_id,
         "num_prompts": args.num_prompts,
-        **metadata,
+        **values.metadata(args),
         "request_rate": args.request_rate if args.request_rate < float("inf") else "inf",
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
@@ -328,29 +384,3 @@ def _setup(args: argparse.Namespace, target: Target, metadata: dict[str, str]) -
         names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
         made |= {name: vars(args)[name] for name in names}
     return made
-
-
-def _save(args: argparse.Namespace, load: Load, target: Target, result: dict[str, Any]) -> None:
-    """Write the result where vLLM does; of a sweep with a file name of its own, one per load."""
-    saved = result if args.save_detailed else {k: v for k, v in result.items() if k not in DETAILS}
-    if not args.save_detailed:
-        saved.pop("requests", None)
-    if not (args.save_result or args.append_result):
-        return
-    if args.result_filename and not args.append_result:
-        args.result_filename = _name_of(args, load)
-    name = vllm_serve.compute_result_filename(args, target.model_id, args.label, result["date"])
-    assert name is not None  # it is None only where nothing is to be saved
-    with Path(name).open("a" if args.append_result else "w", encoding="utf-8") as file:
-        if args.append_result and file.tell():
-            file.write("\n")
-        json.dump(saved, file)
-    vllm_serve.save_to_pytorch_benchmark_format(args, saved, name)
-    print(f"Result: {name}")
-
-
-def _name_of(args: argparse.Namespace, load: Load) -> str:
-    path = Path(args.result_filename)
-    rate = f"-{load.rate:g}qps" if args.sweep_request_rate else ""
-    concurrency = f"-concurrency{load.concurrency}" if args.sweep_max_concurrency else ""
-    return str(path.with_stem(f"{path.stem}{rate}{concurrency}"))

@@ -21,6 +21,7 @@ from vllm_omni.config.flags import Flags, parse_flags
 from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.load import (
     LoadedDeploy,
+    UnknownDeployError,
     load_deploy,
     packaged_deploys,
     parse_json,
@@ -86,16 +87,12 @@ def build_plan(
     """
     host = host or Host.current()
     flags = parse_flags(cli or {}, flag_style)
-    loaded = load_deploy(deploy_config, host.platform)
-    revision = _early(flags, loaded.config, "revision")
-    hf_config = load_hf_config(
-        model,
-        trust_remote_code=_early(flags, loaded.config, "trust_remote_code") or False,
-        revision=revision,
-    )
     resolve = resolve or resolve_obj_by_qualname(RESOLVER)
-    class_name = _early(flags, loaded.config, "model_class_name")
-    pipeline = resolve(model, loaded.config, hf_config=hf_config, model_class_name=class_name)
+    try:
+        loaded = load_deploy(deploy_config, host.platform)
+    except UnknownDeployError as error:
+        raise _of_family(error, model, flags, resolve) from None
+    pipeline, hf_config, revision = _recognize(model, loaded.config, flags, resolve)
     if deploy_config is None and pipeline.name in packaged_deploys():
         loaded = load_deploy(pipeline.name, host.platform)
     _check_owner(loaded, pipeline)
@@ -126,15 +123,43 @@ def build_plan(
     )
 
 
-def _check_owner(loaded: LoadedDeploy, pipeline: Pipeline) -> None:
-    """Refuse a packaged file of another pipeline: its numbers are about other stages.
+def _recognize(
+    model: str, config: DeployConfig, flags: Flags, resolve: Resolver
+) -> tuple[Pipeline, PretrainedConfig, str | None]:
+    """The model's pipeline, its configuration, and of which revision it is."""
+    revision = _early(flags, config, "revision")
+    hf_config = load_hf_config(
+        model,
+        trust_remote_code=_early(flags, config, "trust_remote_code") or False,
+        revision=revision,
+    )
+    class_name = _early(flags, config, "model_class_name")
+    pipeline = resolve(model, config, hf_config=hf_config, model_class_name=class_name)
+    return pipeline, hf_config, revision
 
-    Files are named after their pipelines, those of profiles with more behind it.
-    """
-    packaged = packaged_deploys()
-    chosen = [name for name, path in packaged.items() if str(path) == loaded.source]
-    own = [name for name in packaged if name.startswith(pipeline.name)]
-    if chosen and own and not pipeline.name.startswith(chosen[0]) and chosen[0] not in own:
+
+def _of_family(
+    error: UnknownDeployError, model: str, flags: Flags, resolve: Resolver
+) -> UnknownDeployError:
+    """The error with names of the model's own files, if it is known what they are."""
+    try:
+        pipeline, *_ = _recognize(model, DeployConfig(), flags, resolve)
+    except OmniConfigError:
+        return error
+    return UnknownDeployError(error.name, _own(pipeline))
+
+
+def _own(pipeline: Pipeline) -> list[str]:
+    """Packaged files of a pipeline or its family: named after it, those of profiles with more."""
+    name = pipeline.name
+    return [each for each in packaged_deploys() if each.startswith(name) or name.startswith(each)]
+
+
+def _check_owner(loaded: LoadedDeploy, pipeline: Pipeline) -> None:
+    """Refuse a packaged file of another pipeline: its numbers are about other stages."""
+    chosen = [name for name, path in packaged_deploys().items() if str(path) == loaded.source]
+    own = _own(pipeline)
+    if chosen and own and chosen[0] not in own:
         raise OmniConfigError(
             f"deploy config {chosen[0]!r} is of another pipeline than the model's, "
             f"{pipeline.name!r}; there are {', '.join(own)}"

@@ -3,7 +3,7 @@
 
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,23 @@ class LoadedDeploy(NamedTuple):
 
     config: DeployConfig
     source: str
+
+
+class UnknownDeployError(OmniConfigError):
+    """There is no deploy file of that name.
+
+    Args:
+        name: As the user wrote it.
+        known: Names of packaged ones that it may have meant.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, known = name, list(known)
+        hint = did_you_mean(name.removesuffix(".yaml"), known)
+        super().__init__(
+            f"deploy config {name!r} is neither a file nor a packaged one "
+            f"({', '.join(known) or 'there are none'}){hint}"
+        )
 
 
 class _Loader(yaml.SafeLoader):
@@ -66,10 +83,7 @@ def find_deploy(name: str | Path) -> Path:
     stem = str(name).removesuffix(".yaml")
     if stem in packaged:
         return packaged[stem]
-    raise OmniConfigError(
-        f"deploy config {str(name)!r} is neither a file nor a packaged one "
-        f"({', '.join(packaged) or 'there are none'}){did_you_mean(stem, packaged)}"
-    )
+    raise UnknownDeployError(str(name), packaged)
 
 
 def load_deploy(

@@ -21,10 +21,12 @@ class ConnectorSpec:
     Attributes:
         name: Its class, as users write it (`SharedMemoryConnector`).
         extra: Its settings, mixed with those of the edge (chunk sizes, ...).
+        graph_lengths: Frames that its reader's decoder has CUDA graphs for; None for the default.
     """
 
     name: str = "SharedMemoryConnector"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    graph_lengths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from vllm_omni.config.capture_sizes import ConnectorExtra
 from vllm_omni.config.devices import normalize_devices
 from vllm_omni.config.engine_args import OWNED, coerce_engine_arg, engine_arg_types
 from vllm_omni.config.idle import DEPLOY_IDLE, EXTRAS_IDLE, STAGE_IDLE, IdleKey
@@ -146,9 +147,8 @@ class ConnectorConfig(Section):
     """How tensors travel between two stages."""
 
     name: str = Field(description="Connector class (`SharedMemoryConnector`, ...).")
-    extra: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Settings of the connector, and of the edge (`codec_chunk_frames`, ...).",
+    extra: ConnectorExtra = Field(
+        {}, description="Settings of the connector, and of the edge (`codec_chunk_frames`, ...)."
     )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from vllm_omni.config.capture_sizes import capture_lengths
 from vllm_omni.config.load import LoadedDeploy, find_stage
 from vllm_omni.config.pipeline import Pipeline
 from vllm_omni.config.plan import ConnectorSpec, StagePlan
@@ -79,4 +80,5 @@ def _spec(loaded: LoadedDeploy, name: str, where: str) -> ConnectorSpec:
             f"{where}: there is no such connector{did_you_mean(name, connectors)} "
             f"(connectors: {', '.join(connectors) or 'none'})"
         )
-    return ConnectorSpec(connectors[name].name, dict(connectors[name].extra))
+    chosen = connectors[name]
+    return ConnectorSpec(chosen.name, dict(chosen.extra), capture_lengths(chosen.extra))

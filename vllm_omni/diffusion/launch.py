@@ -11,6 +11,7 @@ from typing import Any
 from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.diffusion.client import DiffusionReplica
 from vllm_omni.diffusion.process import WorkerProcess
+from vllm_omni.diffusion.rules import GRAPH_LENGTHS
 from vllm_omni.diffusion.worker import WorkerConfig
 from vllm_omni.start_report import Check, no_check
 
@@ -27,6 +28,7 @@ class DiffusionLaunch:
         target: Stage that its own payloads are for.
         connector: Registry name of the connector.
         connector_extra: The connector's options.
+        graph_lengths: Frames that decoders have CUDA graphs for.
         deployment_id: Common to all processes of the deployment.
         environment: Of its process; None for this process's own.
         init_timeout: Seconds that it may take to be ready.
@@ -44,6 +46,7 @@ class DiffusionLaunch:
     target: str = "client"
     connector: str = "SharedMemoryConnector"
     connector_extra: Mapping[str, Any] = field(default_factory=dict)
+    graph_lengths: tuple[int, ...] = GRAPH_LENGTHS
     deployment_id: str | None = None
     environment: Mapping[str, str] | None = None
     init_timeout: float = 300.0
@@ -66,6 +69,7 @@ class DiffusionLaunch:
             target=self.target,
             connector=self.connector,
             connector_extra=dict(self.connector_extra),
+            graph_lengths=self.graph_lengths,
             deployment_id=self.deployment_id,
             max_requests=self.max_requests,
             log_requests=self.log_requests,

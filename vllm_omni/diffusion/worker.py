@@ -16,7 +16,6 @@ import zmq
 from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.connectors.base import OmniConnector, make_key
 from vllm_omni.connectors.factory import create_connector
-from vllm_omni.diffusion.capture_sizes import capture_lengths
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.messages import Abort, Ping, decode_to_worker, encode
 from vllm_omni.diffusion.program import Message
@@ -42,6 +41,7 @@ class WorkerConfig:
         target: Stage that its own payloads are for.
         connector: Registry name of the connector.
         connector_extra: The connector's own options.
+        graph_lengths: Frames that decoders have CUDA graphs for.
         deployment_id: Common to all processes of the deployment.
         max_requests: Most live requests.
         log_requests: Say in the log when a request comes and goes (else only when debugging).
@@ -56,6 +56,7 @@ class WorkerConfig:
     target: str
     connector: str
     connector_extra: dict[str, Any] = field(default_factory=dict)
+    graph_lengths: tuple[int, ...]
     deployment_id: str | None
     max_requests: int
     log_requests: bool = False
@@ -98,7 +99,7 @@ class Worker:
             device=device,
             max_batch=settings.max_batch,
             max_requests=config.max_requests,
-            graphs=() if settings.enforce_eager else capture_lengths(config.connector_extra),
+            graphs=() if settings.enforce_eager else config.graph_lengths,
         )
         self._connector: OmniConnector = create_connector(
             config.connector, config.connector_extra, config.deployment_id

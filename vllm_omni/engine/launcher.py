@@ -26,6 +26,7 @@ from vllm_omni.config.secrets import redacted
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
 from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
+from vllm_omni.diffusion.rules import GRAPH_LENGTHS
 from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.prefetch import prefetch
@@ -299,6 +300,7 @@ def _diffusion_launch(
         target=CLIENT,
         connector=connector.name,
         connector_extra=connector.extra,
+        graph_lengths=connector.graph_lengths or GRAPH_LENGTHS,
         deployment_id=deployment_id,
         environment={**os.environ, **env},
         init_timeout=plan.stage_init_timeout,

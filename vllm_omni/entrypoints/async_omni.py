@@ -6,7 +6,7 @@ import itertools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,8 +17,8 @@ from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.plan import DeploymentPlan, DiffusionStageConfig
-from vllm_omni.engine.launcher import LaunchedPipeline, launch_pipeline
+from vllm_omni.config.plan import DiffusionStageConfig
+from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.engine.messages import (
     Abort,
     Call,
@@ -28,6 +28,7 @@ from vllm_omni.engine.messages import (
     Submit,
 )
 from vllm_omni.entrypoints.admission import Admission
+from vllm_omni.entrypoints.front_door import EngineClosedError, FrontDoor
 from vllm_omni.entrypoints.output_stream import OutputStream
 from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import has_sounds, with_sounds_as_heard
@@ -43,24 +44,26 @@ from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.inputs import ProgramInput
 from vllm_omni.outputs import OmniRequestOutput, StageInfo
 from vllm_omni.speech.family import EncodedReference, SpeechOffer
-from vllm_omni.start_report import no_check
 
 logger = init_logger(__name__)
 
 DRAIN_POLL_S = 0.05
 
 
-class AsyncOmni(EngineClient):
-    """Serves a pipeline to coroutines of one event loop.
+class AsyncOmni(FrontDoor, EngineClient):
+    """Serves a pipeline to coroutines of one event loop. For its arguments see `FrontDoor`.
 
-    Construct it outside of a running loop (stages on CPU are started by fork). Every method may be
+    To construct it blocks until every stage is up, a running loop as well. Every method may be
     called from the loop that first used it.
 
-    Args:
-        launched: A pipeline whose stages run.
+    Example:
+        >>> omni = AsyncOmni(model="Qwen/Qwen3-Omni-30B-A3B-Instruct")
+        >>> async def main(prompt):
+        ...     async for output in omni.generate(prompt, output_modalities=["text", "audio"]):
+        ...         print(output.final_output_type)
     """
 
-    def __init__(self, launched: LaunchedPipeline) -> None:
+    def _open(self, launched: LaunchedPipeline) -> None:
         self._launched = launched
         # A script that ends without `shutdown` ends its stages too, before vLLM's exit handlers.
         weakref.finalize(self, launched.shutdown)
@@ -79,30 +82,12 @@ class AsyncOmni(EngineClient):
         self._dispatcher: asyncio.Task[None] | None = None
         self._fatal: BaseException | None = None
         self._draining = False
+        self._closed = False
         if (entry := launched.entry_llm) is not None:
             self.vllm_config = entry.vllm_config
             self.model_config = entry.model_config
             self.renderer = entry.renderer
             self.input_processor = entry.input_processor
-
-    @classmethod
-    def from_plan(cls, plan: DeploymentPlan, check: Callable[[], None] = no_check) -> "AsyncOmni":
-        """Start every stage of a plan; blocks until all are ready.
-
-        Args:
-            plan: What to start.
-            check: Called often meanwhile; what it raises ends the start.
-
-        Raises:
-            OmniConfigError: The plan cannot be deployed.
-            RuntimeError: A stage did not come up; the message says which and why.
-        """
-        launched = launch_pipeline(plan, check)
-        try:
-            return cls(launched)
-        except BaseException:
-            launched.shutdown(0)
-            raise
 
     @property
     def pipeline(self) -> Any:
@@ -178,6 +163,7 @@ class AsyncOmni(EngineClient):
             OverloadedError: There are too many requests.
             DeadlineExceededError: It took too long.
             SlowClientError: Its outputs were not read.
+            EngineClosedError: `shutdown` was called.
             EngineDeadError: A stage that it needs is gone.
         """
         self._check_alive()
@@ -333,7 +319,7 @@ class AsyncOmni(EngineClient):
             stream.put(message)
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(EngineDeadError())
+                future.set_exception(self.dead_error)
         self._calls.clear()
 
     # State.
@@ -352,7 +338,7 @@ class AsyncOmni(EngineClient):
 
     @property
     def dead_error(self) -> BaseException:
-        return EngineDeadError()
+        return EngineClosedError("AsyncOmni") if self._closed else EngineDeadError()
 
     async def check_health(self) -> None:
         self._check_alive()
@@ -363,6 +349,8 @@ class AsyncOmni(EngineClient):
                 raise EngineDeadError(f"Stage-{pool.stage_id} has no live replica")
 
     def _check_alive(self) -> None:
+        if self._closed:
+            raise self.dead_error
         if not self.is_running:
             raise EngineDeadError("Orchestrator process is not alive")
 
@@ -388,6 +376,7 @@ class AsyncOmni(EngineClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         logger.info("[AsyncOmni] Shutting down")
+        self._closed = True
         dispatcher, self._dispatcher = self._dispatcher, None
         self._launched.shutdown(timeout)
         if dispatcher is not None and not dispatcher.get_loop().is_closed():

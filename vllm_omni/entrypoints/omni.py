@@ -5,9 +5,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, Self
 
 import janus
@@ -17,9 +16,9 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni.config.build import build_plan
-from vllm_omni.engine.launcher import launch_pipeline
+from vllm_omni.engine.launcher import LaunchedPipeline
 from vllm_omni.engine.messages import Abort, Emit, ErrorMessage, Message, Submit
+from vllm_omni.entrypoints.front_door import EngineClosedError, FrontDoor
 from vllm_omni.entrypoints.requests import RequestFactory, StageParams
 from vllm_omni.entrypoints.sounds import with_sounds_as_heard
 from vllm_omni.entrypoints.speech import encoded_reference, speech_of
@@ -32,23 +31,8 @@ from vllm_omni.speech.family import EncodedReference
 POLL_S = 1.0
 
 
-class Omni:
-    """A pipeline for scripts.
-
-    Args:
-        model: Folder or hub name of the checkpoint.
-        deploy_config: A deploy YAML's path, the name of a packaged one, or a mapping.
-        stage_overrides: By stage id or name.
-        default_sampling_params: By stage id or name.
-        async_chunk: Whether stages start before the one above has ended.
-        stage_init_timeout: Seconds that one stage may take to start.
-        init_timeout: Seconds that all of them may take.
-        log_stats: Log vLLM's statistics.
-        engine_args: Any stage key or engine argument of vLLM, for every stage that takes it.
-
-    Raises:
-        OmniConfigError: The configuration is wrong.
-        StageStartError: A stage did not come up.
+class Omni(FrontDoor):
+    """A pipeline for scripts. For its arguments see `FrontDoor`.
 
     Example:
         >>> prompt = "<|im_start|>user\\nHello!<|im_end|>\\n<|im_start|>assistant\\n"
@@ -60,39 +44,16 @@ class Omni:
         import it.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        deploy_config: str | Path | Mapping[str, Any] | None = None,
-        stage_overrides: str | Mapping[str, Any] | None = None,
-        default_sampling_params: str | Mapping[str, Any] | None = None,
-        async_chunk: bool | None = None,
-        stage_init_timeout: float = 300.0,
-        init_timeout: float = 600.0,
-        log_stats: bool = False,
-        **engine_args: Any,
-    ) -> None:
-        plan = build_plan(
-            model,
-            deploy_config=deploy_config,
-            stage_overrides=stage_overrides,
-            default_sampling_params=default_sampling_params,
-            async_chunk=async_chunk,
-            stage_init_timeout=stage_init_timeout,
-            init_timeout=init_timeout,
-            log_stats=log_stats,
-            cli=engine_args,
-            flag_style="{name}",
-        )
-        self._requests = RequestFactory(plan, owner=True)
-        self.pipeline = plan.pipeline
+    def _open(self, launched: LaunchedPipeline) -> None:
+        self._requests = RequestFactory(launched.plan, owner=True)
+        self.pipeline = launched.plan.pipeline
         self._calls = threading.Lock()
-        self._launched = launch_pipeline(plan)
+        self._closed = False
+        self._launched = launched
         # A script that ends without `close` ends its stages too, before vLLM's own exit handlers.
-        weakref.finalize(self, self._launched.shutdown)
-        self._engine = self._launched.engine
-        self._speech = speech_of(self._launched)
+        weakref.finalize(self, launched.shutdown)
+        self._engine = launched.engine
+        self._speech = speech_of(launched)
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -130,7 +91,10 @@ class Omni:
 
         Raises:
             OmniClientError: A prompt or parameter is wrong. Prompts that run are aborted.
+            EngineClosedError: `close` was called.
+            EngineDeadError: A stage that it needs is gone.
         """
+        self._check_open()
         batch = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
         modalities = output_modalities or self.pipeline.output_modalities
         single = isinstance(sampling_params, SamplingParams | OmniDiffusionSamplingParams)
@@ -195,6 +159,7 @@ class Omni:
                 for message in self._messages():
                     if isinstance(message, ErrorMessage):
                         if message.request_id in waiting or message.request_id is None:
+                            self._check_open()  # by `close`, whatever has become of the request
                             raise message.to_exception()
                         continue
                     if not isinstance(message, Emit) or message.request_id not in waiting:
@@ -228,13 +193,20 @@ class Omni:
                 yield from self._engine.receive_sync(timeout=POLL_S)
             except janus.SyncQueueEmpty:
                 if not self._engine.alive:
+                    self._check_open()
                     raise EngineDeadError("Orchestrator process is not alive") from None
 
     def close(self) -> None:
         """Stop every stage. Idempotent."""
+        self._closed = True
         self._launched.shutdown()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("Omni")
+
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(self, *exc: object) -> None:

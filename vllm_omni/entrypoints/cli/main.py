@@ -92,7 +92,7 @@ def _run(command: str, argv: list[str]) -> None:
     except PackageNotFoundError as error:
         fail(f"vLLM's {command!r} needs the package {error.name!r} by that name", EXIT_START)
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        fail("interrupted", EXIT_INTERRUPTED)
 
 
 def _subcommand(command: str) -> OmniSubcommand:
