@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
+from vllm_omni.diffusion.programs.diffusers.acceleration import accelerate
 from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.hook_cache import HookCache
@@ -74,6 +75,7 @@ def load(ctx: LoadContext) -> Loaded:
         if name in cache:  # which decides for a whole forward, and remembers by request
             methods = {method: replace(rules, max_batch=1) for method, rules in methods.items()}
         components[name] = Component(module, methods, within(name, adapters, cache))
+    accelerate(pipeline, kit, ctx)
     assets = {
         "kit": kit,
         "embeddings": EmbeddingCache(int(ctx.prompt_embedding_cache_mb * 2**20)),
