@@ -16,6 +16,7 @@ are a fifth of 20 to 50, so that a run takes seconds; all else that a request co
 
 import argparse
 import gc
+import logging
 import statistics
 import sys
 import time
@@ -36,9 +37,7 @@ from table_models import SHAPES, TableModel, mixed, run_all
 
 from vllm_omni.diffusion.engine import Engine
 from vllm_omni.diffusion.programs.diffusers.acceleration import (
-    NATIVE,
     compile_blocks,
-    use_attention,
 )
 
 ROUNDS = 3
@@ -120,36 +119,34 @@ def together(model: TableModel, engine: Engine, jobs: Sequence[Job]) -> list[flo
 
 
 def measure(model: TableModel, workloads: Sequence[Workload], attention: str, report: Report):
-    """All of a model's workloads; (a), (b) and (c) one after the other, as each compiles anew."""
-    name, models = model.name, [model.denoiser]
-    plain, compiled, engines = [], [], []
-    use_attention(models, NATIVE)
-    for work in workloads:
-        model.size = work.size
-        plain.append(one_by_one(model, work.jobs))
-    use_attention(models, attention)
+    """All of a model's workloads: (a), then (c), then (b), which compiles anew."""
+    name = model.name
+    plain = [one_by_one(model.sized(work.size), work.jobs) for work in workloads]
     began = time.perf_counter()
-    compile_blocks(models, dynamic=None)
-    for work in workloads:
-        model.size = work.size
-        compiled.append(one_by_one(model, work.jobs))
-    report.raw[f"{name}: seconds of (b), compiling included"] = time.perf_counter() - began
+    model.accelerate(attention)
+    report.raw[f"{name}: seconds of checking and compiling"] = time.perf_counter() - began
+    engines = [batched(model.sized(work.size), work.jobs) for work in workloads]
     torch._dynamo.reset()
+    compile_blocks([model.denoiser], dynamic=None)
     began = time.perf_counter()
-    compile_blocks(models, dynamic=True)
-    for work in workloads:
-        model.size = work.size
-        engine = model.engine()
-        together(model, engine, work.jobs[:1])
-        together(model, engine, work.jobs)
-        before = dict(engine.forward_sizes)
-        report.raw[f"{name}: seconds until (c) is warm"] = time.perf_counter() - began
-        times = together(model, engine, work.jobs)
-        sizes = {n: k - before.get(n, 0) for n, k in engine.forward_sizes.items()}
-        engines.append((times, sizes, alone(model, engine, work.jobs)))
-    for work, a, b, (times, sizes, single) in zip(workloads, plain, compiled, engines, strict=True):
-        tell(f"{model.name}, {work.name}", work, (a, b, times), single, report)
-        report.raw[f"{model.name}, {work.name}"] |= {"forwards_by_calls": sizes}
+    compiled = [one_by_one(model.sized(work.size), work.jobs) for work in workloads]
+    report.raw[f"{name}: seconds of (b), compiling included"] = time.perf_counter() - began
+    for work, a, b, (c, sizes, single) in zip(workloads, plain, compiled, engines, strict=True):
+        tell(f"{name}, {work.name}", work, (a, b, c), single, report)
+        report.raw[f"{name}, {work.name}"] |= {"forwards_by_calls": sizes}
+
+
+def batched(
+    model: TableModel, jobs: Sequence[Job]
+) -> tuple[list[float], dict[int, int], dict[str, list[float]]]:
+    """(c): seconds until each is done, how many forwards of how many calls, and single requests."""
+    engine = model.engine()
+    together(model, engine, jobs[:1])
+    together(model, engine, jobs)
+    before = dict(engine.forward_sizes)
+    times = together(model, engine, jobs)
+    sizes = {n: k - before.get(n, 0) for n, k in engine.forward_sizes.items()}
+    return times, sizes, alone(model, engine, jobs)
 
 
 def alone(model: TableModel, engine: Engine, jobs: Sequence[Job]) -> dict[str, list[float]]:
@@ -211,12 +208,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--parts", default=",".join(SHAPES))
     parser.add_argument("--scale", choices=("real", "tiny"), default="real")
-    parser.add_argument("--attention", help="of (b) and (c); default: cuDNN's on CUDA")
+    parser.add_argument("--attention", default="auto", help="of (b) and (c)")
     args = parser.parse_args()
     device, dtype = torch.device(args.device), vars(torch)[args.dtype]
-    attention = args.attention or ("CUDNN_ATTN" if device.type == "cuda" else "TORCH_SDPA")
+    logging.basicConfig(level=logging.INFO)  # says what is compiled, and with which attention
     report = Report("diffusion_table_gpu")
-    report.raw["versions"] = describe(device) | {"attention": attention, "scale": args.scale}
+    report.raw["versions"] = describe(device) | {"attention": args.attention, "scale": args.scale}
     failed = []
     for part in args.parts.split(","):
         began = time.perf_counter()
@@ -225,7 +222,8 @@ def main() -> None:
             parameters = sum(p.numel() for p in model.denoiser.parameters())
             report.raw[f"parameters of {part}"] = parameters
             print(f"{part}: {parameters / 1e9:.1f} B, {time.perf_counter() - began:.0f} s to make")
-            measure(model, (TINY if args.scale == "tiny" else WORKLOADS)[part], attention, report)
+            workloads = (TINY if args.scale == "tiny" else WORKLOADS)[part]
+            measure(model, workloads, args.attention, report)
         except Exception:
             # The device is lent: what else can be measured is measured, and the failure told.
             traceback.print_exc()

@@ -10,7 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gpu_models import tiny_folder
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.program import Message
 from vllm_omni.diffusion.programs import diffusers as programs
+from vllm_omni.diffusion.programs.diffusers.acceleration import NATIVE, accelerate, use_attention
 from vllm_omni.diffusion.programs.diffusers.kit import Kit
 from vllm_omni.diffusion.programs.diffusers.load import load
 from vllm_omni.diffusion.scheduler import CallScheduler
@@ -164,11 +165,13 @@ class TableModel:
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype, tiny: bool) -> None:
         self.name, self.shape, self.device = name, SHAPES[name], device
         folder = tiny_folder(self.shape.tiny) if tiny else _folder(name)
+        self._context = LoadContext(str(folder), device, dtype, random_weights=True)
         torch.manual_seed(0)
         with torch.inference_mode():
-            self._loaded = load(LoadContext(str(folder), device, dtype, random_weights=True))
-        kit: Kit = self._loaded.assets["kit"]
-        self.pipeline: DiffusionPipeline = kit.base
+            self._loaded = load(replace(self._context, diffusion_attention_backend=NATIVE))
+        self._kit: Kit = self._loaded.assets["kit"]
+        self.pipeline: DiffusionPipeline = self._kit.base
+        use_attention([self.denoiser], NATIVE)  # diffusers goes on with the last model's
         self.size: Mapping[str, int] = {}
         """Height, width and, of a video, frames of the requests that follow."""
 
@@ -176,6 +179,17 @@ class TableModel:
     def denoiser(self) -> torch.nn.Module:
         """The transformer."""
         return self.pipeline.transformer
+
+    def sized(self, size: Mapping[str, int]) -> "TableModel":
+        """The same, for requests of that size."""
+        self.size = size
+        return self
+
+    def accelerate(self, attention: str) -> None:
+        """Compile and choose the attention backend, as a stage does when it starts."""
+        torch.compiler.set_stance("default")
+        context = replace(self._context, enforce_eager=False, diffusion_attention_backend=attention)
+        accelerate(self.pipeline, self._kit, context)
 
     def stock(self, job: Job) -> float:
         """Seconds that diffusers takes for a request."""

@@ -67,15 +67,16 @@ def load(ctx: LoadContext) -> Loaded:
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(ctx.device)
     kit = Kit.of(pipeline)
+    for module in kit.models().values():
+        module.eval().requires_grad_(False)
+    accelerate(pipeline, kit, ctx)
     adapters, cache = Adapters.of(pipeline, ctx), _step_cache(pipeline, ctx)
     components = {}
     for name, module in kit.models().items():
-        module.eval().requires_grad_(False)
         methods = methods_of(module)
         if name in cache:  # which decides for a whole forward, and remembers by request
             methods = {method: replace(rules, max_batch=1) for method, rules in methods.items()}
         components[name] = Component(module, methods, within(name, adapters, cache))
-    accelerate(pipeline, kit, ctx)
     assets = {
         "kit": kit,
         "embeddings": EmbeddingCache(int(ctx.prompt_embedding_cache_mb * 2**20)),

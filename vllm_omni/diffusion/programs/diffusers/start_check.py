@@ -59,7 +59,7 @@ class StartCheck:
     def of(cls, kit: Kit) -> "StartCheck":
         """Run the request with things as they are."""
         try:
-            pipeline = kit.choose(())
+            pipeline = kit.apart(kit.choose(()))
         except OmniClientError as error:
             logger.info("Kernels are not checked: %s", error)
             return cls(kit.base, None)
