@@ -7,7 +7,8 @@ compiled then and not at the first request, and what fails or differs too much i
 warning.
 
 Blocks are compiled for sizes that vary, so that other resolutions and batches compile nothing anew,
-but for what torch always treats apart: a single row, and a mask or none.
+but for what torch always treats apart: a single row, and a mask or none. torch itself bounds such
+variants of a block by 8; a further one runs as it is.
 """
 
 import logging
@@ -37,9 +38,6 @@ BACKENDS: Mapping[str, str] = {
 NATIVE = "TORCH_SDPA"
 HOPPER = (9, 0)
 """Compute capability."""
-VARIANTS = 32
-"""Most variants of a block that are compiled (one row or several, masks, autocast, ...); a further
-one runs as it is."""
 
 
 def accelerate(pipeline: DiffusionPipeline, kit: Kit, ctx: LoadContext) -> None:
@@ -86,7 +84,6 @@ def compile_blocks(
         dynamic: For sizes that vary; None for those of the first run until others come.
         full: The whole of them.
     """
-    torch._dynamo.config.recompile_limit = VARIANTS
     for model in models:
         if full:
             model.compile(dynamic=dynamic)
