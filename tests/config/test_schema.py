@@ -127,6 +127,16 @@ def test_no_key_is_both_alive_and_idle() -> None:
             {"stages": [{"stage_id": 0}, {"stage_id": 0}]},
             "stages[1].stage_id = 0: already used by stages[0]",
         ),
+        (
+            {"stages": [{"stage_id": 0, "diffusion_attention_backend": "FLASH_ATN"}]},
+            "stages[0].diffusion_attention_backend = 'FLASH_ATN': should be one of auto, "
+            "TORCH_SDPA, CUDNN_ATTN, FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_HUB, FLASH_ATTN_3_HUB, "
+            "SAGE_ATTN; did you mean 'FLASH_ATTN'?",
+        ),
+        (
+            {"stages": [{"stage_id": 0, "diffusion_compile_granularity": "block"}]},
+            "stages[0].diffusion_compile_granularity = 'block': should be one of regional, full",
+        ),
         ({"stages": "no"}, "stages = 'no'"),
         ({"stages": [{"stage_id": 0, "worker_cls": "x.Y"}]}, "worker_cls = 'x.Y': may not be set"),
         (

@@ -46,6 +46,9 @@ class PipelineSettings:
         max_loras: Most adapters on the device at a time.
         cache_backend: Step cache of the denoisers, or `none`.
         cache_config: Its settings.
+        diffusion_attention_backend: Of the denoisers, or `auto`.
+        diffusion_compile_granularity: What of the denoisers is compiled: `regional` or `full`.
+        diffusion_compile_dynamic: Compile for sizes that vary.
     """
 
     model_class_name: str | None = None
@@ -60,6 +63,9 @@ class PipelineSettings:
     max_loras: int = 8
     cache_backend: str = "none"
     cache_config: Mapping[str, Any] = field(default_factory=dict)
+    diffusion_attention_backend: str = "auto"
+    diffusion_compile_granularity: str = "regional"
+    diffusion_compile_dynamic: bool = True
 
     def of_pipeline(self) -> dict[str, Any]:
         """These settings alone, by name."""

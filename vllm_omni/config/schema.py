@@ -11,7 +11,6 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,10 +30,19 @@ from vllm_omni.config.problems import (
     did_you_mean,
     from_validation_error,
 )
+from vllm_omni.config.values import (
+    ATTENTION_BACKENDS,
+    STEP_CACHES,
+    AttentionBackend,
+    CompileGranularity,
+    EnvValue,
+    Float,
+    Int,
+    MaxModelLen,
+    StepCacheName,
+)
 
 PLATFORMS = ("cpu", "cuda", "musa", "npu", "rocm", "xpu")
-
-STEP_CACHES = ("none", "cache_dit", "first_block", "mag_cache", "taylorseer")
 
 Engine = Literal["ar", "diffusion"]
 AR: tuple[Engine, ...] = ("ar",)
@@ -59,37 +67,6 @@ def key(
     """
     extra = {"engines": list(engines), "flag": list(flag)}
     return Field(default=None, description=description, json_schema_extra=extra, **constraints)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("should be a number, not a boolean")
-    return value
-
-
-def _max_model_len(value: Any) -> Any:
-    if value == "auto":
-        return -1
-    if value in (0, False):
-        raise ValueError("should be at least 1, or auto")
-    return _number(value)
-
-
-def _cache_backend(value: str) -> str:
-    if value not in STEP_CACHES:
-        near = "; the nearest one is first_block" if value == "tea_cache" else ""
-        near = near or did_you_mean(value, STEP_CACHES)
-        raise ValueError(f"should be one of {', '.join(STEP_CACHES)}{near}")
-    return value
-
-
-def _env_value(value: Any) -> Any:
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-
-
-EnvValue = Annotated[str, BeforeValidator(_env_value)]
-Int = Annotated[int, BeforeValidator(_number)]
-Float = Annotated[float, BeforeValidator(_number)]
 
 
 class Section(BaseModel):
@@ -231,7 +208,7 @@ class StageKeys(Section):
     max_num_batched_tokens: Int | None = key(
         "Most tokens in one engine step.", engines=AR, flag=AR, ge=1
     )
-    max_model_len: Annotated[int, BeforeValidator(_max_model_len)] | None = key(
+    max_model_len: MaxModelLen | None = key(
         "Longest sequence; `auto` takes what fits.", engines=AR, flag=AR, ge=-1
     )
     model_class_name: str | None = key(
@@ -289,7 +266,7 @@ class StageKeys(Section):
         flag=BOTH,
         ge=1,
     )
-    cache_backend: Annotated[str, AfterValidator(_cache_backend)] | None = key(
+    cache_backend: StepCacheName | None = key(
         "Step cache, which leaves out blocks of the transformer where they would change little: "
         f"{', '.join(STEP_CACHES)}. `cache_dit` needs the extra `cache-dit`, the others are "
         "diffusers' own. Calls of the transformer then run one at a time. Default: `none`.",
@@ -304,6 +281,26 @@ class StageKeys(Section):
         "(`dynamic`, `static`). Of the others, as diffusers calls them: `threshold` "
         "(`first_block`), `mag_ratios` (a list, or `flux`) and `num_inference_steps` "
         "(`mag_cache`), `cache_interval` (`taylorseer`), ...",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    diffusion_attention_backend: AttentionBackend | None = key(
+        f"Attention kernels of the denoiser: {', '.join(ATTENTION_BACKENDS)}. Default: `auto`, "
+        "which is FlashAttention 3 or cuDNN on Hopper and later and torch's own choice elsewhere. "
+        "One that is not there, or makes something else than torch's, is not used.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    diffusion_compile_granularity: CompileGranularity | None = key(
+        "What of the denoiser is compiled unless `enforce_eager` is set: its repeated blocks "
+        "(`regional`) or the whole of it (`full`). Nothing is where adapters or a step cache are "
+        "configured. Default: `regional`.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+    )
+    diffusion_compile_dynamic: bool | None = key(
+        "Compile for sizes that vary; else anew for sizes that were not seen before. Default: "
+        "true.",
         engines=DIFFUSION,
         flag=DIFFUSION,
     )

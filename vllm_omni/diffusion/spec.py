@@ -33,6 +33,7 @@ class LoadContext(PipelineSettings):
         revision: Branch, tag or commit on the hub.
         random_weights: Do not read weights (`load_format: dummy`).
         trust_remote_code: Run code that comes with the checkpoint.
+        enforce_eager: Compile nothing.
     """
 
     model: str
@@ -41,6 +42,7 @@ class LoadContext(PipelineSettings):
     revision: str | None = None
     random_weights: bool = False
     trust_remote_code: bool = False
+    enforce_eager: bool = True
 
 
 @dataclass(frozen=True, slots=True)

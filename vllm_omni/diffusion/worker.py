@@ -88,6 +88,7 @@ class Worker:
             settings.revision,
             random_weights=settings.load_format == "dummy",
             trust_remote_code=settings.trust_remote_code,
+            enforce_eager=settings.enforce_eager,
             **settings.of_pipeline(),
         )
         with torch.inference_mode():

@@ -67,20 +67,30 @@ class Kit:
         cls = choose((type(each) for each in pipelines), media)
         return next(each for each in pipelines if type(each) is cls)
 
+    def apart(self, pipeline: DiffusionPipeline) -> DiffusionPipeline:
+        """A copy with the same models, whose schedulers and guiders are its own."""
+        mine = object.__new__(type(pipeline))
+        vars(mine).update(vars(pipeline), **self._own_state(pipeline))
+        return mine
+
     def private(self, pipeline: DiffusionPipeline, program: Program) -> DiffusionPipeline:
         """A copy for one request: its models are proxies, its schedulers and guiders its own."""
         mine = object.__new__(_private_class(type(pipeline), program.device, tuple(self.parts)))
-        own = dict(vars(pipeline))
+        own = vars(pipeline) | self._own_state(pipeline)
         for name, part in self.parts.items():
-            if name not in own:
-                continue
-            if isinstance(part, nn.Module):
+            if name in own and isinstance(part, nn.Module):
                 own[name] = program.component(name)
-            elif isinstance(part, SchedulerMixin | BaseGuidance):
-                own[name] = copy.deepcopy(part)
         # Not by attribute: that would note each in the pipeline's config.
         vars(mine).update(own)
         return mine
+
+    def _own_state(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        """Copies of what a request changes."""
+        return {
+            name: copy.deepcopy(part)
+            for name, part in self.parts.items()
+            if name in vars(pipeline) and isinstance(part, SchedulerMixin | BaseGuidance)
+        }
 
 
 @cache

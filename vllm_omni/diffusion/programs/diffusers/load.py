@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
+from vllm_omni.diffusion.programs.diffusers.acceleration import accelerate
 from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.hook_cache import HookCache
@@ -66,10 +67,12 @@ def load(ctx: LoadContext) -> Loaded:
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(ctx.device)
     kit = Kit.of(pipeline)
+    for module in kit.models().values():
+        module.eval().requires_grad_(False)
+    accelerate(pipeline, kit, ctx)
     adapters, cache = Adapters.of(pipeline, ctx), _step_cache(pipeline, ctx)
     components = {}
     for name, module in kit.models().items():
-        module.eval().requires_grad_(False)
         methods = methods_of(module)
         if name in cache:  # which decides for a whole forward, and remembers by request
             methods = {method: replace(rules, max_batch=1) for method, rules in methods.items()}
