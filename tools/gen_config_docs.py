@@ -96,6 +96,15 @@ file, the key and the nearest key that exists:
 deploy.yaml: stages[1].max_num_seqz = 64: unknown key; did you mean 'max_num_seqs'?
 ```
 
+## Memory of GPUs
+
+Before anything is loaded, what the stages want of each GPU is compared with what is free there:
+`gpu_memory_utilization` of a stage (vLLM's default if an `ar` stage gives none); of a `diffusion`
+stage without one, the size of its weights and a tenth. A deployment that cannot fit is refused in
+a line that names the GPU, its stages, what is free and the key to change; so are weights that are
+larger than their stage's share. What fits is logged. Stages on different GPUs load at the same
+time, those on one GPU in turn.
+
 ## Models of the hub
 
 A model that is no folder is fetched from the Hugging Face hub (`HF_ENDPOINT`, `HF_TOKEN`) once,

@@ -22,7 +22,9 @@ def register() -> None:
     from vllm import ModelRegistry
 
     from vllm_omni.config.hf import register_configs
+    from vllm_omni.start_report import join_start_log
 
+    join_start_log()
     register_configs()
     known = ModelRegistry.get_supported_archs()
     for architecture, path in ARCHITECTURES.items():

@@ -7,6 +7,7 @@ event loop and drives one or more processes of its own.
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from vllm_omni.inputs import StageInput
@@ -86,6 +87,10 @@ class StageReplica(ABC):
 class StartingReplica(Protocol):
     """A replica that has been begun."""
 
+    @property
+    def link(self) -> Connection | None:
+        """Readable once `ready` need not wait; None for one that starts where it is waited for."""
+
     def ready(self, check: Callable[[], None] = ...) -> StageReplica:
         """Block until it serves; raises, and has ended what was begun, if it does not.
 
@@ -101,6 +106,10 @@ class StartingReplica(Protocol):
 
 class ReplicaLaunch(Protocol):
     """How to start a replica, as often as it has to be. Called from any thread."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Accelerators that it runs on: no other may start there meanwhile. None on a CPU."""
 
     def begin(self) -> StartingReplica:
         """Start it, without waiting for it."""

@@ -8,10 +8,12 @@ looks through the mixed logs of all stages.
 
 import logging
 import mmap
+import os
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -25,6 +27,8 @@ KEPT_LINES = 20
 POLL_S = 0.1
 ENDING_S = 5.0
 _MAX_BYTES = 64 << 10
+START_LOG = "VLLM_OMNI_START_LOG"
+"""Environment variable: the file of a `StartLog` that spawned processes share."""
 
 
 class StartFailure(OmniError, RuntimeError):
@@ -101,17 +105,22 @@ def receive_report(child: Child, timeout: float, check: Check) -> StartReport:
 
 
 class StartLog:
-    """Keeps the last log lines of this process and those that it forks, and what they raised.
+    """Keeps the last log lines of this process and those that it starts, and what they raised.
 
     It sees records where they are made, for an engine core configures its loggers anew and drops
     their handlers. The processes share a page of memory, since the one that fails cannot answer.
+
+    Args:
+        path: A file for the page, which processes that are spawned share too (`join_start_log`);
+            None for those alone that are forked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._shared = mmap.mmap(-1, _MAX_BYTES)
+        self._shared = _page(path)
         self._make_record = logging.getLogRecordFactory()
         logging.setLogRecordFactory(self._noted)
+        _logs.append(self)
 
     def _noted(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._make_record(*args, **kwargs)
@@ -142,6 +151,25 @@ class StartLog:
     def _read(self) -> StartReport | None:
         size = int.from_bytes(self._shared[:4], "little")
         return StartReport.decode(self._shared[4 : 4 + size]) if size else None
+
+
+_logs: list[StartLog] = []
+"""Those of this process, with what it has inherited by being forked."""
+
+
+def join_start_log() -> None:
+    """In a process that was spawned: note for whoever started it. Nothing in others."""
+    path = os.environ.get(START_LOG)
+    if path is not None and not _logs and Path(path).exists():
+        StartLog(Path(path))
+
+
+def _page(path: Path | None) -> mmap.mmap:
+    if path is None:
+        return mmap.mmap(-1, _MAX_BYTES)
+    with path.open("a+b") as file:
+        file.truncate(_MAX_BYTES)
+        return mmap.mmap(file.fileno(), _MAX_BYTES)
 
 
 def no_check() -> None:

@@ -32,7 +32,7 @@ GROWTH_BYTES = 6 << 20
 to 100 MB."""
 
 
-def launch_of(model: Path) -> ArLaunch:
+def launch_of(model: Path, **changes: Any) -> ArLaunch:
     prepare_platform()
     preload([PIPELINE.architectures[0]])
     args = {
@@ -43,6 +43,7 @@ def launch_of(model: Path) -> ArLaunch:
         "max_num_seqs": 2,
         "kv_cache_memory_bytes": 16 << 20,
         "mm_processor_cache_gb": 0,
+        **changes,
     }
     place = ArStageConfig(stage="thinker", deployment_id=new_deployment_id())
     return ArLaunch.of(engine_config(place, args), os.environ, told=Told(metrics=True))

@@ -186,6 +186,9 @@ class FakeLaunch:
         began: When each start began.
     """
 
+    devices: tuple[str, ...] = ()
+    link = None
+
     def __init__(self, replicas: list[FakeReplica], index: int, failures: int) -> None:
         self.failures = failures
         self.began: list[float] = []

@@ -15,7 +15,8 @@ import tempfile
 import threading
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import msgspec
 from vllm.config import VllmConfig
@@ -26,7 +27,14 @@ from vllm.v1.executor.abstract import Executor
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.connectors.segments import raze
 from vllm_omni.fork_server import Child, Lifeline, fork_server
-from vllm_omni.start_report import Check, StartFailure, StartLog, StartReport, receive_report
+from vllm_omni.start_report import (
+    START_LOG,
+    Check,
+    StartFailure,
+    StartLog,
+    StartReport,
+    receive_report,
+)
 
 HOST_PID = "VLLM_OMNI_HOST_PID"
 """Environment variable of an engine core: the process that it ends with."""
@@ -35,6 +43,7 @@ FOLDER = "VLLM_RPC_BASE_PATH"
 """Environment variable of an engine core: the folder of its sockets, which goes with it."""
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+StartMethod = Literal["fork", "spawn"]
 STOP_S = 3.0
 """What an engine core gets to end by itself, where no other time was asked for."""
 AT_ONCE_S = 0.1
@@ -68,8 +77,17 @@ class HostedCore:
         executor_class: type[Executor],
         log_stats: bool,
         environment: dict[str, str],
+        start_method: StartMethod = "fork",
     ) -> Self:
-        """Begin to start an engine core; `wait_until_ready` says how it went."""
+        """Begin to start an engine core; `wait_until_ready` says how it went.
+
+        Args:
+            vllm_config: Its config; no engine has used it yet.
+            executor_class: vLLM's, for that config.
+            log_stats: Have it keep statistics.
+            environment: All of its environment variables.
+            start_method: Of the engine core. One that is forked has what the server had imported.
+        """
         # All of its sockets, those that vLLM makes there included, go with one folder.
         folder = tempfile.mkdtemp(prefix="vllm-omni-", dir=environment.get(FOLDER))
         addresses = EngineZmqAddresses(
@@ -83,6 +101,7 @@ class HostedCore:
                 log_stats,
                 addresses,
                 folder,
+                start_method,
                 environment={**environment, FOLDER: folder},
             )
         except BaseException:
@@ -170,14 +189,16 @@ def _host(
     log_stats: bool,
     addresses: EngineZmqAddresses,
     folder: str,
+    start_method: StartMethod,
 ) -> None:
     """The process."""
     place = ArStageConfig.of(vllm_config)
     set_process_title(f"OmniHost_{place.stage}")
     host = _Host(lifeline)
-    os.environ[START_METHOD] = "fork"
+    os.environ[START_METHOD] = start_method
     os.environ[HOST_PID] = str(os.getpid())
-    log = StartLog()
+    os.environ[START_LOG] = os.path.join(folder, "start")
+    log = StartLog(Path(os.environ[START_LOG]))
     host.end_with_the_server()
     try:
         try:

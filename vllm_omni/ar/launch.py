@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting a replica of an AR stage.
 
-On CPU the engine core is forked by the fork server (see `fork_server`), so it starts within seconds
-and several start at the same time. On other platforms vLLM starts it as it does everywhere.
+The engine core's host is forked by the fork server (see `host`), so the server only waits for it
+and several start at the same time. On CPU the host forks the engine core, which then starts within
+seconds; on CUDA it spawns it. On other platforms vLLM starts it as it does everywhere.
 """
 
 import os
@@ -10,6 +11,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -20,7 +22,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from vllm_omni.ar.frontend import FrontEnds
-from vllm_omni.ar.host import AT_ONCE_S, HostedCore
+from vllm_omni.ar.host import AT_ONCE_S, HostedCore, StartMethod
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.stat_loggers import StageLogLogger, StagePrometheusLogger
@@ -141,6 +143,19 @@ class Told:
         return made
 
 
+def _start_method() -> StartMethod:
+    """A fork of a process that has looked for an accelerator cannot use it: who did is more than
+    vLLM can tell."""
+    return "fork" if current_platform.is_cpu() else "spawn"
+
+
+def _hosted(config: VllmConfig) -> bool:
+    """Whether the engine core has a host, which can be of one only."""
+    if current_platform.is_cpu():
+        return True
+    return current_platform.is_cuda() and config.parallel_config.data_parallel_size == 1
+
+
 @dataclass(frozen=True, slots=True)
 class ArLaunch:
     """How to start a replica of an AR stage, as often as it has to be.
@@ -150,6 +165,8 @@ class ArLaunch:
         environment: Of the engine core's process.
         told: What is told of its work.
         timeout: Seconds that it may take to be ready.
+        devices: Accelerators that it runs on, as the plan numbers them.
+        start_method: How its host starts the engine core.
         front_ends: Those that it has had.
     """
 
@@ -157,6 +174,8 @@ class ArLaunch:
     environment: dict[str, str]
     told: Told
     timeout: float
+    devices: tuple[str, ...] = ()
+    start_method: StartMethod = field(default_factory=_start_method)
     front_ends: FrontEnds = field(default_factory=FrontEnds, compare=False)
 
     @classmethod
@@ -167,9 +186,11 @@ class ArLaunch:
         *,
         told: Told | None = None,
         timeout: float = 300.0,
+        devices: tuple[str, ...] = (),
     ) -> "ArLaunch":
         """From a config that no engine has used yet."""
-        return cls(bytes(ForkingPickler.dumps(config)), dict(environment), told or Told(), timeout)
+        pickled = bytes(ForkingPickler.dumps(config))
+        return cls(pickled, dict(environment), told or Told(), timeout, devices)
 
     def begin(self) -> "StartingArReplica":
         """Start the engine core, without waiting for it.
@@ -179,9 +200,13 @@ class ArLaunch:
         """
         config = ForkingPickler.loads(self.config)
         core = None
-        if current_platform.is_cpu():
+        if _hosted(config):
             core = HostedCore.start(
-                config, Executor.get_class(config), bool(self.told.loggers), self.environment
+                config,
+                Executor.get_class(config),
+                bool(self.told.loggers),
+                self.environment,
+                self.start_method,
             )
         return StartingArReplica(self, config, core)
 
@@ -197,6 +222,11 @@ class StartingArReplica:
     launch: ArLaunch
     config: VllmConfig
     core: HostedCore | None
+
+    @property
+    def link(self) -> Connection | None:
+        """See `StartingReplica`."""
+        return None if self.core is None else self.core.child.link
 
     def ready(self, check: Check = no_check) -> ArReplica:
         """Wait for the engine core and make its front end. See `StartingReplica`.

@@ -18,6 +18,7 @@ from vllm_omni.config.checkpoint import load_hf_config
 from vllm_omni.config.checks import check_config, check_files
 from vllm_omni.config.devices import Host
 from vllm_omni.config.flags import Flags, parse_flags
+from vllm_omni.config.ledger import Ledger
 from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.load import (
     LoadedDeploy,
@@ -29,7 +30,7 @@ from vllm_omni.config.load import (
 )
 from vllm_omni.config.pipeline import Pipeline
 from vllm_omni.config.plan import DeploymentPlan, Reliability
-from vllm_omni.config.resolve import StageInputs, check_memory, resolve_stage
+from vllm_omni.config.resolve import StageInputs, resolve_stage
 from vllm_omni.config.schema import DeployConfig, StageOverride
 from vllm_omni.config.wiring import resolve_connectors
 from vllm_omni.errors import OmniConfigError
@@ -103,7 +104,7 @@ def build_plan(
     )
     stages = resolve_connectors(pipeline, loaded, tuple(resolve_stage(entry) for entry in inputs))
     check_files(model, pipeline, stages)
-    check_memory(stages, host)
+    Ledger.of(stages).check_shares()
     return DeploymentPlan(
         model=model,
         served_model_names=_names(served_model_name, model),

@@ -141,6 +141,10 @@ class StagePlan:
         """The stage's name."""
         return self.stage.name
 
+    def accelerators(self, replica_id: int) -> tuple[str, ...]:
+        """Devices of a replica that have memory of their own: none on a CPU."""
+        return tuple(device for device in self.devices[replica_id] if device != "cpu")
+
 
 GENERATION_PATIENCE = 10.0
 """How many times longer than others a stage that generates pictures or videos may be silent."""

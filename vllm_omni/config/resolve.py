@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One stage's settings from all layers, and the checks that need them all."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from vllm.logger import init_logger
 
 from vllm_omni.config.checkpoint import checkpoint_dtype
 from vllm_omni.config.devices import Host, assign_devices
-from vllm_omni.config.engine_args import engine_arg_defaults, engine_arg_types
+from vllm_omni.config.engine_args import engine_arg_types
 from vllm_omni.config.flags import Flags
 from vllm_omni.config.load import LoadedDeploy
 from vllm_omni.config.merge import Layer, Setting, deep_merge, fold
@@ -269,32 +268,3 @@ def _at(values: Any, path: Sequence[str]) -> Any:
             return _NOT_GIVEN
         values = values[key]
     return values
-
-
-def check_memory(stages: Sequence[StagePlan], host: Host) -> None:
-    """Stages that share a device must not ask for more than all of it."""
-    if host.platform == "cpu":
-        return
-    shares: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for plan in stages:
-        share = _memory_share(plan)
-        for device in (device for group in plan.devices for device in group):
-            if share and device != "cpu":
-                shares[device].append((f"{plan.stage_id} ({plan.name})", share))
-    for device, entries in sorted(shares.items()):
-        total = sum(share for _, share in entries)
-        if len(entries) > 1 and total > 1 + 1e-6:
-            asked = ", ".join(f"stage {name} {share:g}" for name, share in entries)
-            raise OmniConfigError(
-                f"device {device}: gpu_memory_utilization adds up to {total:g}, more than 1: "
-                f"{asked}; lower the shares or move a stage to another device"
-            )
-
-
-def _memory_share(plan: StagePlan) -> float:
-    if plan.diffusion is not None:
-        return plan.diffusion.gpu_memory_utilization or 0.0
-    share = plan.engine_args.get("gpu_memory_utilization")
-    if share is None and "kv_cache_memory_bytes" in plan.engine_args:
-        return 0.0
-    return float(engine_arg_defaults()["gpu_memory_utilization"] if share is None else share)

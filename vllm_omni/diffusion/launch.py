@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 from vllm_omni.config.plan import DiffusionStageConfig
@@ -32,6 +33,7 @@ class DiffusionLaunch:
         deployment_id: Common to all processes of the deployment.
         environment: Of its process; None for this process's own.
         init_timeout: Seconds that it may take to be ready.
+        devices: Accelerators that it runs on, as the plan numbers them.
         max_requests: Most live requests; further ones fail at once.
         capacity: Requests that are sent to it before others wait at the door; None for as many as
             fit into one batch.
@@ -50,6 +52,7 @@ class DiffusionLaunch:
     deployment_id: str | None = None
     environment: Mapping[str, str] | None = None
     init_timeout: float = 300.0
+    devices: tuple[str, ...] = ()
     max_requests: int = 4096
     capacity: int | None = None
     log_requests: bool = False
@@ -97,6 +100,11 @@ class StartingDiffusionReplica:
     config: WorkerConfig
     timeout: float
     capacity: int
+
+    @property
+    def link(self) -> Connection:
+        """See `StartingReplica`."""
+        return self.process.link
 
     def ready(self, check: Check = no_check) -> DiffusionReplica:
         """Wait until it is ready. See `StartingReplica`.

@@ -7,6 +7,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 
 import torch
 from vllm.utils.system_utils import decorate_logs, set_process_title
@@ -45,6 +46,11 @@ class WorkerProcess:
     def sentinel(self) -> int:
         """A file descriptor that becomes readable when the process has ended."""
         return self._child.sentinel
+
+    @property
+    def link(self) -> Connection:
+        """Readable once it serves, or does not and has said why, or has ended."""
+        return self._child.link
 
     @property
     def alive(self) -> bool:

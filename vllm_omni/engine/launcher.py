@@ -3,8 +3,8 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ from vllm.logger import init_logger
 from vllm_omni.ar.frontend import StageLLM
 from vllm_omni.ar.launch import (
     ArLaunch,
-    StartingArReplica,
     Told,
     engine_config,
     preload,
@@ -21,25 +20,27 @@ from vllm_omni.ar.launch import (
 )
 from vllm_omni.ar.replica import ArReplica
 from vllm_omni.ar.stage_config import ArStageConfig
+from vllm_omni.config.ledger import Ledger
 from vllm_omni.config.plan import ConnectorSpec, DeploymentPlan, StagePlan
 from vllm_omni.config.secrets import redacted
+from vllm_omni.config.weight_sizes import weight_bytes
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.connectors.segments import new_deployment_id, sweep, sweep_stale
-from vllm_omni.diffusion.launch import DiffusionLaunch, StartingDiffusionReplica
+from vllm_omni.diffusion.launch import DiffusionLaunch
 from vllm_omni.diffusion.rules import GRAPH_LENGTHS
 from vllm_omni.diffusion.spec import resolve_program
 from vllm_omni.engine.engine import OmniEngine
 from vllm_omni.engine.prefetch import prefetch
 from vllm_omni.engine.sampling import route_defaults
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.start_up import StageStartError, Start, StartUp, said_of
 from vllm_omni.engine.topology import Topology
-from vllm_omni.errors import OmniConfigError, OmniError
 from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config
-from vllm_omni.platforms import device_environment, environment
+from vllm_omni.platforms import device_environment, device_memory, environment
 from vllm_omni.platforms.cuda.mps import CudaMps
-from vllm_omni.replica import StageReplica
-from vllm_omni.start_report import Check, describe, no_check
+from vllm_omni.replica import StageReplica, StartingReplica
+from vllm_omni.start_report import Check, no_check
 from vllm_omni.tracing import flush_tracing, start_tracing
 
 logger = init_logger(__name__)
@@ -51,13 +52,8 @@ BATCHES_TO_CHOOSE_FROM = 8
 them in order of what is left to do, which those that wait at the door are not."""
 
 
-class StageStartError(OmniError, RuntimeError):
-    """A stage did not come up; says which, and why."""
-
-
 Launch = ArLaunch | DiffusionLaunch
 """How to start a replica of a stage, again and again if it must be."""
-Starting = StartingArReplica | StartingDiffusionReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,8 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         check: Called often meanwhile; what it raises ends the start.
 
     Raises:
-        OmniConfigError: A stage's settings or the checkpoint are wrong, or it cannot be fetched.
+        OmniConfigError: A stage's settings or the checkpoint are wrong, it cannot be fetched, or
+            the devices have not the memory that the stages want.
         StageStartError: A stage did not come up, or all of them took too long; the time for
             downloads does not count.
     """
@@ -111,9 +108,12 @@ def launch_pipeline(plan: DeploymentPlan, check: Check = no_check) -> LaunchedPi
         plan.deploy_source,
         plan.async_chunk,
     )
+    _check_memory(plan)  # before a download, which the sizes of weights have to wait for
     prepare(plan)
     check()
     prefetch(plan, check)
+    for line in _check_memory(plan):
+        logger.info("Memory of %s", line)
     check = _within(plan.init_timeout, check)
     sweep_stale()
     deployment_id = new_deployment_id()
@@ -144,6 +144,15 @@ def _start_mps(plan: DeploymentPlan, undo: ExitStack) -> CudaMps | None:
     return mps
 
 
+def _check_memory(plan: DeploymentPlan) -> list[str]:
+    """Refuse what the devices have no room for; gives what each of them has, for the log."""
+    source = device_memory(plan.platform)
+    if source is None:
+        return []
+    ledger = Ledger.of(plan.stages, lambda stage: weight_bytes(plan.pipeline, stage))
+    return list(ledger.check_memory(source))
+
+
 def prepare(plan: DeploymentPlan) -> None:
     """Import what stages need, then start the process that forks them."""
     prepare_platform()
@@ -164,37 +173,37 @@ def prepare(plan: DeploymentPlan) -> None:
 def _start_all(
     plan: DeploymentPlan, launches: dict[str, list[Launch]], check: Check, undo: ExitStack
 ) -> list[StagePool]:
-    """Begin with every replica, so that they load at the same time, then wait for each.
+    """Start every replica; see `StartUp` for the order."""
 
-    On a GPU vLLM starts an engine core where its front end is made, so there they come in turn.
-    """
-    begun: list[tuple[StagePlan, int, Starting]] = []
-    for stage in plan.stages:
-        for replica_id, launch in enumerate(launches[stage.name]):
-            logger.info(
-                "Starting stage %s replica %d of %d on %s (%s)",
-                stage.name,
-                replica_id,
-                stage.num_replicas,
-                ",".join(stage.devices[replica_id]),
-                _written(stage.engine_args),
-            )
-            check()
-            undo.callback(launch.close)
-            starting = launch.begin()
-            undo.callback(starting.cancel)
-            begun.append((stage, replica_id, starting))
-    replicas: dict[str, list[StageReplica]] = {stage.name: [] for stage in plan.stages}
-    for stage, replica_id, starting in begun:
-        with _said_of(stage.name, replica_id):
-            replica = starting.ready(check)
+    def begin(start: Start) -> StartingReplica:
+        stage = plan.stage(start.stage)
+        logger.info(
+            "Starting stage %s replica %d of %d on %s (%s)",
+            stage.name,
+            start.replica_id,
+            stage.num_replicas,
+            ",".join(stage.devices[start.replica_id]),
+            _written(stage.engine_args),
+        )
+        undo.callback(start.launch.close)
+        starting = start.launch.begin()
+        undo.callback(starting.cancel)
+        return starting
+
+    replicas: dict[str, dict[int, StageReplica]] = {stage.name: {} for stage in plan.stages}
+    starts = [
+        Start(stage.name, replica_id, launch)
+        for stage in plan.stages
+        for replica_id, launch in enumerate(launches[stage.name])
+    ]
+    for start, replica in StartUp(starts, plan.stage_init_timeout, begin).run(check):
         undo.callback(replica.shutdown, 0)
-        replicas[stage.name].append(replica)
+        replicas[start.stage][start.replica_id] = replica
     return [
         StagePool(
             stage.stage,
             stage.stage_id,
-            replicas[stage.name],
+            [replica for _, replica in sorted(replicas[stage.name].items())],
             launches[stage.name],
             stage.max_num_queued_reqs,
         )
@@ -221,19 +230,6 @@ def _written(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(redacted(settings).items()))
 
 
-@contextmanager
-def _said_of(stage: str, replica_id: int) -> Iterator[None]:
-    """Say of whatever goes wrong inside which stage it was."""
-    try:
-        yield
-    except (OmniConfigError, StageStartError):
-        raise
-    except Exception as error:  # Engines raise anything; the caller wants to know which stage.
-        raise StageStartError(
-            f"stage {stage!r} (replica {replica_id}) did not start: {describe(error)}"
-        ) from error
-
-
 def stage_launches(
     plan: DeploymentPlan,
     stage: StagePlan,
@@ -249,9 +245,9 @@ def stage_launches(
     for replica_id in range(stage.num_replicas):
         env = {**_stage_env(plan, stage, replica_id), **(shared or {})}
         if stage.diffusion is not None:
-            launches.append(_diffusion_launch(plan, stage, env, deployment_id))
+            launches.append(_diffusion_launch(plan, stage, replica_id, env, deployment_id))
             continue
-        with _said_of(stage.name, replica_id), environment(env):
+        with said_of(stage.name, replica_id), environment(env):
             launches.append(_ar_launch(plan, stage, replica_id, deployment_id))
     return launches
 
@@ -282,11 +278,16 @@ def _ar_launch(
         os.environ,
         told=told,
         timeout=plan.stage_init_timeout,
+        devices=stage.accelerators(replica_id),
     )
 
 
 def _diffusion_launch(
-    plan: DeploymentPlan, stage: StagePlan, env: Mapping[str, str], deployment_id: str
+    plan: DeploymentPlan,
+    stage: StagePlan,
+    replica_id: int,
+    env: Mapping[str, str],
+    deployment_id: str,
 ) -> DiffusionLaunch:
     settings = stage.diffusion
     assert settings is not None and stage.stage.program is not None
@@ -304,6 +305,7 @@ def _diffusion_launch(
         deployment_id=deployment_id,
         environment={**os.environ, **env},
         init_timeout=plan.stage_init_timeout,
+        devices=stage.accelerators(replica_id),
         capacity=None if sources else BATCHES_TO_CHOOSE_FROM * settings.max_batch,
         log_requests=plan.log_requests,
         traces_endpoint=plan.traces_endpoint,

@@ -9,15 +9,18 @@ for its requests: it never fails.
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.plan import Reliability
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.start_up import DeviceTurns
 from vllm_omni.fork_server import ForkServerGoneError
 from vllm_omni.replica import StageReplica, StartingReplica
-from vllm_omni.start_report import describe
+from vllm_omni.start_report import POLL_S, describe
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class Recovery:
         self._most_attempts = reliability.max_respawns
         self._records: dict[tuple[int, int], _Record] = {}
         self._starting: set[StartingReplica] = set()
+        self._turns = DeviceTurns()
         self._closed = False
 
     async def restart(self, pool: StagePool, replica_id: int) -> bool:
@@ -69,9 +73,12 @@ class Recovery:
                 logger.error("Not starting %s again: %d attempts", name, self._most_attempts)
                 return False
             await asyncio.sleep(delay)
-            logger.info("Starting %s again, attempt %d", name, record.attempts)
             try:
-                replica = await asyncio.to_thread(self._start, pool, replica_id)
+                async with self._turn(pool.launches[replica_id].devices):
+                    if self._closed:
+                        return False
+                    logger.info("Starting %s again, attempt %d", name, record.attempts)
+                    replica = await asyncio.to_thread(self._start, pool, replica_id)
             except ForkServerGoneError as error:
                 if pool.live_num_replicas == 0:
                     raise  # the stage cannot serve ever again: the server is to end, for a new one
@@ -89,6 +96,16 @@ class Recovery:
             pool.attach_replica(replica_id, replica)
             logger.info("%s serves again", name.capitalize())
             return True
+
+    @asynccontextmanager
+    async def _turn(self, devices: Collection[str]) -> AsyncIterator[None]:
+        """Wait until no other replica starts on these devices."""
+        while not self._turns.take(devices):
+            await asyncio.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            self._turns.leave(devices)
 
     def _start(self, pool: StagePool, replica_id: int) -> StageReplica:
         starting = pool.launches[replica_id].begin()

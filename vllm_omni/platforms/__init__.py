@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows about devices: what kind of host this is, and its numbering."""
+"""The one place that knows about devices: what kind of host this is, its numbering, its memory."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,17 +7,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vllm_omni.config.devices import Host
+from vllm_omni.config.ledger import MemorySource
 from vllm_omni.errors import OmniConfigError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Host", "current_host", "device_environment", "environment", "to_device"]
+__all__ = [
+    "Host",
+    "current_host",
+    "device_environment",
+    "device_memory",
+    "environment",
+    "to_device",
+]
 
 
 def current_host() -> Host:
     """This machine: its platform and the accelerators that the process may see."""
     return Host.current()
+
+
+def device_memory(platform: str) -> MemorySource | None:
+    """Who knows how much memory the devices of a platform have; None for nobody."""
+    if platform != "cuda":
+        return None
+    from vllm_omni.platforms.cuda.nvml import NvmlMemory
+
+    return NvmlMemory()
 
 
 def device_environment(
