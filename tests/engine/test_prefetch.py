@@ -121,7 +121,10 @@ def test_it_comes_before_any_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "prepare", lambda plan: None)
     monkeypatch.setattr(launcher, "prefetch", refuse)
     plan: Any = SimpleNamespace(
-        pipeline=SimpleNamespace(name="toy"), deploy_source="", async_chunk=False
+        platform="cpu",
+        pipeline=SimpleNamespace(name="toy"),
+        deploy_source="",
+        async_chunk=False,
     )
     with pytest.raises(OmniConfigError, match="not to be had"):
         launch_pipeline(plan)
