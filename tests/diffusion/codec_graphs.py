@@ -50,6 +50,17 @@ def arguments(rules: CallRules, rows: int, length: int, seed: int = 0) -> tuple[
     return value, *others
 
 
+def watched(method: Callable[..., Any]) -> tuple[Callable[..., Any], list[torch.Size]]:
+    """The method, and the shapes of the first arguments that it is called with from now on."""
+    shapes: list[torch.Size] = []
+
+    def told(*args: Any) -> Any:
+        shapes.append(args[0].shape)
+        return method(*args)
+
+    return told, shapes
+
+
 def assert_alike(padded: Any, exact: Any, atol: float = 1e-5) -> None:
     """What a method gave of padded arguments begins with what it gives; `atol` is row A-68's.
 

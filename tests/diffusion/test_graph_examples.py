@@ -4,7 +4,6 @@ example's size, and results are cut, and are what they are without."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from tests.diffusion.codec_graphs import (
     arguments,
     assert_alike,
     graphed,
+    watched,
 )
 from vllm_omni.diffusion.programs import code2wav, moss_tts
 from vllm_omni.diffusion.replay import Replay
@@ -43,12 +43,7 @@ def test_from_graphs_as_without(
     methods = graphed(spec.load(LoadContext(str(tiny_checkpoint(family)), CPU)))
     assert len(methods) == count
     for method, rules in methods:
-        seen: list[torch.Size] = []
-
-        def told(*args: Any, method: Any = method, seen: list[torch.Size] = seen) -> Any:
-            seen.append(args[0].shape)
-            return method(*args)
-
+        told, seen = watched(method)
         replay = Replay(told, "method", rules, CPU, lengths, Padding)
         given = arguments(rules, 3, 5)
         assert_alike(replay(*given), method(*given))

@@ -3,12 +3,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.diffusion.codec_graphs import DECODERS, arguments, assert_alike, graphed
+from tests.diffusion.codec_graphs import DECODERS, arguments, assert_alike, graphed, watched
 from vllm_omni.diffusion.replay import Replay
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.diffusion.tensor_trees import iter_tensors, map_tensors
@@ -39,12 +38,7 @@ def test_graphs_give_what_the_decoder_gives(family: str, tmp_path: Path) -> None
     methods = graphed(spec.load(LoadContext(str(checkpoint), DEVICE, torch.float32)))
     assert len(methods) == count
     for method, rules in methods:
-        calls: list[torch.Size] = []
-
-        def told(*args: Any, method: Any = method, calls: list[torch.Size] = calls) -> Any:
-            calls.append(args[0].shape)
-            return method(*args)
-
+        told, calls = watched(method)
         replay = Replay(told, family, rules, DEVICE, LENGTHS)
         captures = len(calls)
         for rows, length in ((32, 8), (1, 5), (2, 8), (3, 5), (1, 3), (5, 7)):
