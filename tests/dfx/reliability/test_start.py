@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that is ended, or cannot go on, while it starts (issue 3, "Process life")."""
 
+import json
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -71,7 +72,9 @@ def failed_start(model: Path, folder: Path, *flags: str) -> Sequence[str]:
 
 
 def test_too_little_memory(model: Path, tmp_path: Path) -> None:
-    error, *log = failed_start(model, tmp_path, "--kv-cache-memory-bytes=1")
+    # Of one stage alone: of several that fail, the first to fail is told.
+    override = json.dumps({"thinker": {"kv_cache_memory_bytes": 1}})
+    error, *log = failed_start(model, tmp_path, f"--stage-overrides={override}")
     assert "stage 'thinker'" in error and "No available memory" in error
     assert any("lines of its log" in line for line in log)
 
