@@ -97,10 +97,20 @@ def test_inside_of_another_capture_the_function_runs_itself(
 
 
 def test_a_shape_that_cannot_be_captured_is_left_out() -> None:
-    def syncs(value: torch.Tensor) -> tuple[torch.Tensor]:
-        return (value * (value.sum().item() + 1),)
+    """And the others are captured."""
+    large = torch.ones(4, 3, device=DEVICE)
+    small = torch.ones(2, 3, device=DEVICE)
+    calls = 0
 
-    graphs = ShapeGraphs(syncs, "syncs")
-    graphs.capture([(torch.zeros(2, 3, device=DEVICE),)])
-    value = torch.ones(2, 3, device=DEVICE)
-    assert torch.equal(graphs(value)[0], value * 7)
+    def function(value: torch.Tensor) -> tuple[torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        factor = value.sum().item() if len(value) == 4 else 2
+        return (value * factor,)
+
+    graphs = ShapeGraphs(function, "some")
+    graphs.capture([(large,), (small,)])
+    before = calls
+    assert torch.equal(graphs(large)[0], large * 12)
+    assert torch.equal(graphs(small)[0], small * 2)
+    assert calls == before + 1, "the small one comes from its graph"

@@ -2,7 +2,22 @@
 """Mimi, transformers' own, with the calls that a codec stage makes."""
 
 import torch
+from torch import nn
 from transformers import MimiModel
+from transformers.models.mimi.modeling_mimi import MimiConv1d
+
+
+def keep_sizes_on_host(module: nn.Module) -> None:
+    """Give Mimi's convolutions their sizes on the CPU.
+
+    transformers keeps them in buffers, which move with the weights; then each call waits for the
+    device to tell how much it has to pad, and cannot be part of a CUDA graph.
+    """
+    for each in module.modules():
+        if isinstance(each, MimiConv1d):
+            each.stride = each.stride.cpu()
+            each.kernel_size = each.kernel_size.cpu()
+            each.padding_total = each.padding_total.cpu()
 
 
 class MimiEncoding(MimiModel):

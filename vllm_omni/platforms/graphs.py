@@ -57,6 +57,8 @@ class ShapeGraphs:
             except (RuntimeError, torch.AcceleratorError) as error:
                 shapes = [list(tensor.shape) for tensor in inputs]
                 logger.warning("%s: no CUDA graph for %s: %s", self._name, shapes, error)
+                # torch goes on to count the pool of a broken capture as in use.
+                self._pool = torch.cuda.graph_pool_handle()
                 continue
             self._captured[_shapes(inputs)] = captured
 

@@ -22,7 +22,7 @@ from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniConfigError
-from vllm_omni.models.mimi import MimiCodec, MimiEncoding
+from vllm_omni.models.mimi import MimiCodec, MimiEncoding, keep_sizes_on_host
 
 _UPSAMPLE_SPAN = 1
 """Frames before the current one that the transposed convolution before the transformer sees."""
@@ -115,7 +115,9 @@ def load_csm(ctx: LoadContext) -> Loaded:
     whole = checkpoint_config(ctx)
     if not isinstance(whole, CsmConfig) or not isinstance(whole.codec_config, MimiConfig):
         raise OmniConfigError(f"checkpoint {ctx.model!r} has no Mimi under `codec_config`")
-    return components(load_module(ctx, MimiCodec, whole.codec_config, "codec_model.", ctx.dtype))
+    codec = load_module(ctx, MimiCodec, whole.codec_config, "codec_model.", ctx.dtype)
+    keep_sizes_on_host(codec)
+    return components(codec)
 
 
 def run(ctx: Program) -> None:

@@ -30,6 +30,7 @@ from vllm_omni.diffusion.rules import CallRules, Graphs, Ragged, RaggedOutput
 from vllm_omni.diffusion.spec import Component, LoadContext, Loaded
 from vllm_omni.diffusion.weights import checkpoint_config, load_module
 from vllm_omni.errors import OmniClientError, OmniConfigError
+from vllm_omni.models.mimi import keep_sizes_on_host
 from vllm_omni.models.qwen3_tts_codec import CodecDecoder, CodecEncoder
 from vllm_omni.models.qwen3_tts_speaker import SpeakerEncoder
 
@@ -125,6 +126,7 @@ def load(ctx: LoadContext) -> Loaded:
         return components(config, decoder)
     exact = torch.float32
     encoder = load_module(ctx, CodecEncoder, config.encoder_config, "encoder.", exact, FOLDER)
+    keep_sizes_on_host(encoder)
     voice = whole.speaker_encoder_config
     speaker = load_module(ctx, SpeakerEncoder, voice, "speaker_encoder.", exact)
     return components(config, decoder, encoder, speaker)
