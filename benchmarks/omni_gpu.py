@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen3-Omni-30B-A3B's shape on one GPU, text and sound, against transformers in the same run.
+
+    python benchmarks/omni_gpu.py [--arms async_output,transformers] [--concurrency 1,8,32,64]
+
+Random weights in bfloat16; each answer has 64 tokens of text and 63 codec frames (5 s of sound),
+in all arms. Closed loop: so many requests at all times. Each arm is a process of its own. The arms
+before the last are steps from a plain deployment to the whole one:
+
+    eager         no CUDA graphs, no async_chunk, synchronous scheduling
+    graphs        + CUDA graphs
+    async_chunk   + the talker starts with the thinker's first token
+    async_output  + asynchronous scheduling: the deployment as it ships, on one device
+    replicas      + a second talker
+
+transformers gets requests one at a time, and, as it can batch, eight in one batch: the better one
+of both is what a request in a closed loop of eight waits for.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common import PROMPT, WORK, Report, tiny_checkpoint
+
+TOKENS = 64
+FRAMES = 63
+SOUND_S = FRAMES * 0.08
+LEAST_SAMPLES = (FRAMES - 2) * 1920
+"""The decoder cuts less than two frames off."""
+BATCH = 8
+RUNGS = ("eager", "graphs", "async_chunk", "async_output", "replicas")
+ARMS = (*RUNGS, "transformers")
+SHARES = {"thinker": 0.62, "talker": 0.16, "code2wav": 0.06}
+"""Of the device's memory."""
+ROUNDS = 4
+"""Requests per place of the closed loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Seconds from a request's start to its first sound and to its end."""
+
+    first: float
+    end: float
+
+
+def deployment(rung: str, tiny: bool) -> dict[str, Any]:
+    """Keys on top of the shipped deploy file, up to a rung."""
+    reached = RUNGS.index(rung)
+    device = {"devices": "cpu" if tiny else "0", "load_format": "auto" if tiny else "dummy"}
+    stages: list[dict[str, Any]] = [
+        {"stage_id": number, **device, "max_num_seqs": 64} for number in range(3)
+    ]
+    if tiny:
+        return {"base_config": "qwen3_omni_moe.yaml", "async_chunk": reached >= 2, "stages": stages}
+    for stage, share in zip(stages, SHARES.values(), strict=True):
+        stage["gpu_memory_utilization"] = share
+    for stage in stages[:2]:
+        stage["enforce_eager"] = reached < RUNGS.index("graphs")
+        stage["async_scheduling"] = reached >= RUNGS.index("async_output")
+        stage["max_model_len"] = 4096
+    stages[0]["limit_mm_per_prompt"] = {"image": 0, "video": 0, "audio": 0}
+    stages[2]["enforce_eager"] = reached < RUNGS.index("graphs")
+    if rung == "replicas":
+        stages[1] |= {"num_replicas": 2, "gpu_memory_utilization": SHARES["talker"] / 2}
+    return {
+        "base_config": "qwen3_omni_moe.yaml",
+        "async_chunk": reached >= RUNGS.index("async_chunk"),
+        "stages": stages,
+    }
+
+
+def checkpoint(tiny: bool) -> Path:
+    """The real sizes, without weights; or the tests' one."""
+    from gpu_checkpoints import qwen3_omni
+
+    return tiny_checkpoint() if tiny else qwen3_omni(WORK / "qwen3_omni_30b")
+
+
+def serve(rung: str, concurrencies: list[int], tiny: bool) -> dict[str, Any]:
+    """What requests of one deployment took, by concurrency."""
+    from pipelines import Lengths, OmniPipeline
+
+    from vllm_omni import AsyncOmni
+    from vllm_omni.config.build import build_plan
+
+    began = time.perf_counter()
+    plan = build_plan(str(checkpoint(tiny)), deploy_config=deployment(rung, tiny))
+    omni = AsyncOmni.from_plan(plan)
+    found: dict[str, Any] = {"start_s": time.perf_counter() - began, "at": {}}
+    print(f"{rung}: started in {found['start_s']:.0f} s", flush=True)
+    count = 0
+
+    async def ask() -> Heard:
+        nonlocal count
+        count += 1
+        first = 0.0
+        started = time.perf_counter()
+
+        def note(output: Any) -> None:
+            nonlocal first
+            if output.audio is not None and not first:
+                first = time.perf_counter() - started
+
+        prompt = {"prompt": PROMPT.replace("hello", f"{count} hello")}
+        samples = await OmniPipeline(omni, Lengths(TOKENS, FRAMES), note).ask(prompt)
+        assert samples > LEAST_SAMPLES, samples
+        return Heard(first, time.perf_counter() - started)
+
+    async def closed_loop(at_once: int, requests: int) -> tuple[float, list[Heard]]:
+        left = iter(range(requests))
+
+        async def one_after_another() -> list[Heard]:
+            return [await ask() for _ in left]
+
+        began = time.perf_counter()
+        groups = await asyncio.gather(*(one_after_another() for _ in range(at_once)))
+        return time.perf_counter() - began, [each for group in groups for each in group]
+
+    async def main() -> None:
+        await closed_loop(1, 2)
+        await closed_loop(max(concurrencies), max(concurrencies))  # warm
+        for at_once in concurrencies:
+            wall, heard = await closed_loop(at_once, max(8, ROUNDS * at_once))
+            found["at"][at_once] = {"wall_s": wall, "heard": [asdict(each) for each in heard]}
+            ends = statistics.mean(each.end for each in heard)
+            first = statistics.median(each.first for each in heard)
+            print(f"{rung} at {at_once}: {ends:.2f} s, first {first * 1e3:.0f} ms", flush=True)
+        await asyncio.to_thread(omni.shutdown, 5)
+
+    asyncio.run(main())
+    return found
+
+
+def generate(tiny: bool) -> dict[str, Any]:
+    """Seconds that transformers takes for one request, and for a batch."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
+    from transformers.initialization import no_init_weights
+
+    folder = checkpoint(tiny)
+    config = AutoConfig.from_pretrained(folder)
+    device = torch.device("cpu" if tiny else "cuda")
+    began = time.perf_counter()
+    torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
+    with device, no_init_weights():
+        model = Qwen3OmniMoeForConditionalGeneration(config).eval()
+        model.talker.config.speaker_id = dict(config.talker_config.speaker_id)
+    torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.uniform_(-1e-3, 1e-3)
+    found: dict[str, Any] = {"start_s": time.perf_counter() - began, "seconds": {}}
+    print(f"transformers: started in {found['start_s']:.0f} s", flush=True)
+    ids = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids.to(device)
+
+    def run(rows: int, frames: int) -> float:
+        began = time.perf_counter()
+        with torch.no_grad():
+            _, sounds = model.generate(
+                input_ids=ids.expand(rows, -1),
+                attention_mask=torch.ones_like(ids).expand(rows, -1),
+                speaker="ethan",
+                thinker_max_new_tokens=TOKENS,
+                thinker_do_sample=False,
+                thinker_eos_token_id=None,
+                thinker_pad_token_id=0,
+                talker_do_sample=False,
+                talker_repetition_penalty=1.0,
+                # The frame of the last code is lost (its other codes are made in the next step).
+                talker_max_new_tokens=frames + 1,
+                talker_min_new_tokens=frames + 1,
+            )
+        assert frames < FRAMES or all(each.shape[-1] > LEAST_SAMPLES for each in sounds)
+        return time.perf_counter() - began
+
+    run(1, 4)  # warm
+    for rows in (1, BATCH):
+        found["seconds"][rows] = run(rows, FRAMES)
+        print(f"transformers, {rows} at once: {found['seconds'][rows]:.1f} s", flush=True)
+    return found
+
+
+def tell(report: Report, arm: str, found: dict[str, Any], whole: bool) -> None:
+    """Figures of one deployment."""
+    for at_once, measured in found["at"].items():
+        heard = [Heard(**each) for each in measured["heard"]]
+        firsts = [each.first * 1e3 for each in heard]
+        completion = statistics.mean(each.end for each in heard)
+        rate = len(heard) / measured["wall_s"]
+        alone, full = whole and at_once == "1", whole and at_once == "64"
+        note = f"{len(heard)} requests, {rate:.2f} a second"
+        report.add(f"{arm} at {at_once}: mean completion", completion, "s", note=note)
+        goal = 200 if alone else 650 if full else None
+        note = f"{min(firsts):.0f} to {max(firsts):.0f}"
+        report.add(
+            f"{arm} at {at_once}: first sound, mean", statistics.mean(firsts), "ms", goal, note
+        )
+        if full:
+            report.add(f"{arm} at {at_once}: RTF", completion / SOUND_S, "", 0.45)
+            report.add(f"{arm} at {at_once}: seconds per request", 1 / rate, "s", 1 / 6)
+
+
+def compare(report: Report, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Mean completion time at eight requests, ours as a share of transformers'."""
+    measured = ours["at"].get(str(BATCH))
+    if measured is None:
+        return
+    seconds = theirs["seconds"]
+    best = min(BATCH * seconds["1"], seconds[str(BATCH)])
+    completion = statistics.mean(each["end"] for each in measured["heard"])
+    note = f"{best / completion:.1f} times lower; transformers {best:.1f} s"
+    report.add("at 8: completion / transformers'", completion / best, "", 1 / 12, note)
+
+
+def run_arm(arm: str, concurrency: str, tiny: bool) -> dict[str, Any]:
+    """One arm in a process of its own."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    out = WORK / f"omni_gpu_{arm}.json"
+    command = [sys.executable, __file__, "--only", arm, "--concurrency", concurrency]
+    command += ["--out", str(out), *(["--tiny"] if tiny else [])]
+    subprocess.run(command, check=True)
+    return json.loads(out.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arms", default="async_output,transformers", help=", ".join(ARMS))
+    parser.add_argument("--concurrency", default="1,8,32,64")
+    parser.add_argument("--tiny", action="store_true", help="the tests' checkpoint on the CPU")
+    parser.add_argument("--only", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.only is not None:
+        at_once = [int(each) for each in args.concurrency.split(",")]
+        arm = args.only
+        found = generate(args.tiny) if arm == "transformers" else serve(arm, at_once, args.tiny)
+        args.out.write_text(json.dumps(found))
+        return
+    report = Report("omni_gpu_tiny" if args.tiny else "omni_gpu")
+    ours: dict[str, Any] | None = None
+    for arm in args.arms.split(","):
+        found = report.raw[arm] = run_arm(arm, args.concurrency, args.tiny)
+        if arm != "transformers":
+            ours = found if arm == "async_output" else ours
+            tell(report, arm, found, whole=arm == "async_output")
+        elif ours is not None:
+            compare(report, ours, found)
+        report.finish()
+
+
+if __name__ == "__main__":
+    main()
