@@ -131,6 +131,26 @@ def test_text_only_never_visits_the_talker(
     assert not answer.audio
 
 
+def test_without_media_the_talker_hears_the_same(
+    family: str, model: Path, reference_answers: Callable[[str], dict[str, Reference]]
+) -> None:
+    """With media switched off, vLLM gives the thinker token ids; the talker needs embeddings."""
+    none = {"image": 0, "video": 0, "audio": 0}
+    stages = [
+        {"stage_id": 0, **CHUNKED, "limit_mm_per_prompt": none},
+        {"stage_id": 1, **CHUNKED},
+        {"stage_id": 2, **SOUND},
+    ]
+    config = {"base_config": f"{family}.yaml", "platforms": {}, "stages": stages}
+    texts = [case for case in cases() if case.name.startswith("text")]
+    answers = reference_answers(family)
+    with deployment(model, deploy_config=config, async_chunk=True) as running:
+        for case, answer in zip(
+            texts, running.run(all_at_once(running, answers, texts)), strict=True
+        ):
+            assert_equal(answer, answers[case.name])
+
+
 @pytest.mark.parametrize(
     "family",
     ["qwen3_omni_moe", pytest.param("qwen2_5_omni", marks=pytest.mark.full_model)],

@@ -141,9 +141,16 @@ class OmniCPUModelRunner(CPUModelRunner):
         if not wanted:
             return {}
         states = StepStates(
-            embeds=self.inputs_embeds.gpu,
+            embeds=self._inputs(len(hidden)),
             hidden=hidden,
             positions=self.mrope_positions.gpu if self.uses_mrope else None,
             layer=aux[0] if aux else None,
         )
         return self._rows.hand_on(Emitted(wanted, self._rows.hidden_rows(states, tokens)))
+
+    def _inputs(self, count: int) -> torch.Tensor:
+        """What the model was given, [at least n, hidden_size]."""
+        if self.supports_mm_inputs or self.enable_prompt_embeds:
+            return self.inputs_embeds.gpu
+        # It was given token ids: media are switched off (`limit_mm_per_prompt`).
+        return self.model.embed_input_ids(self.input_ids.gpu[:count])

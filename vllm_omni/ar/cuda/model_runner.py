@@ -137,15 +137,24 @@ class OmniGPUModelRunner(GPUModelRunner):
         if not wanted:
             return None
         assert step.hidden_states is not None
-        kept, rope = self.model_state, self.model_state.rope_state
+        rope = self.model_state.rope_state
         states = StepStates(
-            embeds=kept.embeds if isinstance(kept, EmbedsModelState) else None,
+            embeds=self._inputs(step.input_batch),
             hidden=step.hidden_states,
             positions=None if rope is None else rope.positions,
             layer=step.aux_hidden_states[0] if step.aux_hidden_states else None,
         )
         chosen = to_device(torch.from_numpy(tokens), self.device)
         return Emitted(wanted, self._rows.hidden_rows(states, chosen))
+
+    def _inputs(self, batch: InputBatch) -> torch.Tensor | None:
+        """What the model was given, [n, hidden_size], where it is wanted downstream."""
+        if not isinstance(self.model_state, EmbedsModelState):
+            return None
+        if self.model_state.supports_mm_inputs or self.model_config.enable_prompt_embeds:
+            return self.model_state.embeds
+        # It was given token ids: media are switched off (`limit_mm_per_prompt`).
+        return self.model.embed_input_ids(batch.input_ids[: batch.num_tokens])
 
 
 def _step(batch: InputBatch) -> Step:
