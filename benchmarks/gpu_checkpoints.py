@@ -58,14 +58,14 @@ def qwen3_omni(out: Path) -> Path:
 
     Texts are cut by the tiny checkpoints' tokenizer, whose ids are a part of the vocabulary.
     """
+    if (out / "complete").exists():
+        return out
     from transformers import GenerationConfig
 
     from vllm_omni.testing.tiny import qwen3_omni_moe as tiny
     from vllm_omni.testing.tiny.processor import write_processor
     from vllm_omni.testing.tiny.tokenizer import END_OF_TEXT, IM_END, make_tokenizer
 
-    if (out / "complete").exists():
-        return out
     tokenizer = make_tokenizer(tiny.SPECIAL_TOKENS, tiny.NAMED_TOKENS, tiny.CHAT_TEMPLATE)
     ids: dict[str, Any] = tokenizer.get_vocab()
     config = tiny.config(ids).to_dict()

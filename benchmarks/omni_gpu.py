@@ -52,7 +52,14 @@ class Heard:
     end: float
 
 
-def deployment(rung: str, tiny: bool) -> dict[str, Any]:
+QUICK = {
+    "mode": 0,
+    "cudagraph_mode": "FULL_DECODE_ONLY",
+    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
+}
+
+
+def deployment(rung: str, tiny: bool, quick: bool = False) -> dict[str, Any]:
     """Keys on top of the shipped deploy file, up to a rung."""
     reached = RUNGS.index(rung)
     device = {"devices": "cpu" if tiny else "0", "load_format": "auto" if tiny else "dummy"}
@@ -67,6 +74,8 @@ def deployment(rung: str, tiny: bool) -> dict[str, Any]:
         stage["enforce_eager"] = reached < RUNGS.index("graphs")
         stage["async_scheduling"] = reached >= RUNGS.index("async_output")
         stage["max_model_len"] = 4096
+        if quick:
+            stage["compilation_config"] = QUICK
     stages[0]["limit_mm_per_prompt"] = {"image": 0, "video": 0, "audio": 0}
     stages[2]["enforce_eager"] = reached < RUNGS.index("graphs")
     if rung == "replicas":
@@ -85,18 +94,20 @@ def checkpoint(tiny: bool) -> Path:
     return tiny_checkpoint() if tiny else qwen3_omni(WORK / "qwen3_omni_30b")
 
 
-def serve(rung: str, concurrencies: list[int], tiny: bool) -> dict[str, Any]:
-    """What requests of one deployment took, by concurrency."""
+def serve(
+    config: dict[str, Any], concurrencies: list[int], tiny: bool, out: Path
+) -> dict[str, Any]:
+    """What requests of one deployment took, by concurrency; written as it is measured."""
     from pipelines import Lengths, OmniPipeline
 
     from vllm_omni import AsyncOmni
     from vllm_omni.config.build import build_plan
 
     began = time.perf_counter()
-    plan = build_plan(str(checkpoint(tiny)), deploy_config=deployment(rung, tiny))
+    plan = build_plan(str(checkpoint(tiny)), deploy_config=config)
     omni = AsyncOmni.from_plan(plan)
     found: dict[str, Any] = {"start_s": time.perf_counter() - began, "at": {}}
-    print(f"{rung}: started in {found['start_s']:.0f} s", flush=True)
+    print(f"started in {found['start_s']:.0f} s", flush=True)
     count = 0
 
     async def ask() -> Heard:
@@ -133,7 +144,8 @@ def serve(rung: str, concurrencies: list[int], tiny: bool) -> dict[str, Any]:
             found["at"][at_once] = {"wall_s": wall, "heard": [asdict(each) for each in heard]}
             ends = statistics.mean(each.end for each in heard)
             first = statistics.median(each.first for each in heard)
-            print(f"{rung} at {at_once}: {ends:.2f} s, first {first * 1e3:.0f} ms", flush=True)
+            out.write_text(json.dumps(found))
+            print(f"at {at_once}: {ends:.2f} s, first {first * 1e3:.0f} ms", flush=True)
         await asyncio.to_thread(omni.shutdown, 5)
 
     asyncio.run(main())
@@ -221,12 +233,11 @@ def compare(report: Report, ours: dict[str, Any], theirs: dict[str, Any]) -> Non
     report.add("at 8: completion / transformers'", completion / best, "", 1 / 12, note)
 
 
-def run_arm(arm: str, concurrency: str, tiny: bool) -> dict[str, Any]:
+def run_arm(arm: str, options: list[str]) -> dict[str, Any]:
     """One arm in a process of its own."""
     WORK.mkdir(parents=True, exist_ok=True)
     out = WORK / f"omni_gpu_{arm}.json"
-    command = [sys.executable, __file__, "--only", arm, "--concurrency", concurrency]
-    command += ["--out", str(out), *(["--tiny"] if tiny else [])]
+    command = [sys.executable, __file__, "--only", arm, "--out", str(out), *options]
     subprocess.run(command, check=True)
     return json.loads(out.read_text())
 
@@ -236,19 +247,23 @@ def main() -> None:
     parser.add_argument("--arms", default="async_output,transformers", help=", ".join(ARMS))
     parser.add_argument("--concurrency", default="1,8,32,64")
     parser.add_argument("--tiny", action="store_true", help="the tests' checkpoint on the CPU")
+    parser.add_argument("--quick", action="store_true", help="no torch.compile, few graphs")
     parser.add_argument("--only", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.only == "transformers":
+        args.out.write_text(json.dumps(generate(args.tiny)))
+        return
     if args.only is not None:
         at_once = [int(each) for each in args.concurrency.split(",")]
-        arm = args.only
-        found = generate(args.tiny) if arm == "transformers" else serve(arm, at_once, args.tiny)
-        args.out.write_text(json.dumps(found))
+        serve(deployment(args.only, args.tiny, args.quick), at_once, args.tiny, args.out)
         return
-    report = Report("omni_gpu_tiny" if args.tiny else "omni_gpu")
+    report = Report("omni_gpu" + "_tiny" * args.tiny + "_quick" * args.quick)
+    options = ["--concurrency", args.concurrency]
+    options += ["--tiny"] * args.tiny + ["--quick"] * args.quick
     ours: dict[str, Any] | None = None
     for arm in args.arms.split(","):
-        found = report.raw[arm] = run_arm(arm, args.concurrency, args.tiny)
+        found = report.raw[arm] = run_arm(arm, options)
         if arm != "transformers":
             ours = found if arm == "async_output" else ours
             tell(report, arm, found, whole=arm == "async_output")
