@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3-Omni-30B-A3B's shape on one GPU, text and sound, against transformers in the same run.
 
-    python benchmarks/omni_gpu.py [--arms async_output,transformers] [--concurrency 1,8,32,64]
+    python benchmarks/omni_gpu.py [--arms mps,transformers] [--concurrency 1,8,32,64]
 
 Random weights in bfloat16; each answer has 64 tokens of text and 63 codec frames (5 s of sound),
 in all arms. Closed loop: so many requests at all times. Each arm is a process of its own. The arms
@@ -10,7 +10,8 @@ before the last are steps from a plain deployment to the whole one:
     eager         no CUDA graphs, no async_chunk, synchronous scheduling
     graphs        + CUDA graphs
     async_chunk   + the talker starts with the thinker's first token
-    async_output  + asynchronous scheduling: the deployment as it ships, on one device
+    async_output  + asynchronous scheduling
+    mps           + stages run on the device at the same time (`cuda_mps`): the whole deployment
     replicas      + a second talker
 
 transformers gets requests one at a time, and, as it can batch, eight in one batch: the better one
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,20 +38,27 @@ SOUND_S = FRAMES * 0.08
 LEAST_SAMPLES = (FRAMES - 2) * 1920
 """The decoder cuts less than two frames off."""
 BATCH = 8
-RUNGS = ("eager", "graphs", "async_chunk", "async_output", "replicas")
+RUNGS = ("eager", "graphs", "async_chunk", "async_output", "mps", "replicas")
 ARMS = (*RUNGS, "transformers")
 SHARES = {"thinker": 0.62, "talker": 0.16, "code2wav": 0.06}
 """Of the device's memory."""
+WHOLE = "mps"
+"""The rung that the goals are for."""
 ROUNDS = 4
 """Requests per place of the closed loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Seconds from a request's start to its first sound and to its end."""
+    """Seconds from a request's start to its first sound and to its end.
+
+    Attributes:
+        stages: Of each stage: its name, when it got the request, had its first and its last output.
+    """
 
     first: float
     end: float
+    stages: Sequence[tuple[str, float, float | None, float | None]] = ()
 
 
 QUICK = {
@@ -83,6 +92,7 @@ def deployment(rung: str, tiny: bool, quick: bool = False) -> dict[str, Any]:
     return {
         "base_config": "qwen3_omni_moe.yaml",
         "async_chunk": reached >= RUNGS.index("async_chunk"),
+        "cuda_mps": reached >= RUNGS.index("mps"),
         "stages": stages,
     }
 
@@ -114,17 +124,21 @@ def serve(
         nonlocal count
         count += 1
         first = 0.0
+        stages: list[tuple[str, float, float | None, float | None]] = []
         started = time.perf_counter()
 
         def note(output: Any) -> None:
             nonlocal first
             if output.audio is not None and not first:
                 first = time.perf_counter() - started
+            for stage in output.stage_metrics:
+                times = (stage.submitted_s, stage.first_output_s, stage.finished_s)
+                stages.append((stage.stage, *times))
 
         prompt = {"prompt": PROMPT.replace("hello", f"{count} hello")}
         samples = await OmniPipeline(omni, Lengths(TOKENS, FRAMES), note).ask(prompt)
         assert samples > LEAST_SAMPLES, samples
-        return Heard(first, time.perf_counter() - started)
+        return Heard(first, time.perf_counter() - started, stages)
 
     async def closed_loop(at_once: int, requests: int) -> tuple[float, list[Heard]]:
         left = iter(range(requests))
@@ -146,6 +160,8 @@ def serve(
             first = statistics.median(each.first for each in heard)
             out.write_text(json.dumps(found))
             print(f"at {at_once}: {ends:.2f} s, first {first * 1e3:.0f} ms", flush=True)
+            for stage in sorted(heard, key=lambda each: each.end)[len(heard) // 2].stages:
+                print("   ", *stage, flush=True)
         await asyncio.to_thread(omni.shutdown, 5)
 
     asyncio.run(main())
@@ -244,7 +260,7 @@ def run_arm(arm: str, options: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arms", default="async_output,transformers", help=", ".join(ARMS))
+    parser.add_argument("--arms", default=f"{WHOLE},transformers", help=", ".join(ARMS))
     parser.add_argument("--concurrency", default="1,8,32,64")
     parser.add_argument("--tiny", action="store_true", help="the tests' checkpoint on the CPU")
     parser.add_argument("--quick", action="store_true", help="no torch.compile, few graphs")
@@ -265,8 +281,8 @@ def main() -> None:
     for arm in args.arms.split(","):
         found = report.raw[arm] = run_arm(arm, options)
         if arm != "transformers":
-            ours = found if arm == "async_output" else ours
-            tell(report, arm, found, whole=arm == "async_output")
+            ours = found if arm == WHOLE else ours
+            tell(report, arm, found, whole=arm == WHOLE)
         elif ours is not None:
             compare(report, ours, found)
         report.finish()
