@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3-Omni-30B-A3B's shape on one GPU, text and sound, against transformers in the same run.
 
-    python benchmarks/omni_gpu.py [--arms mps,transformers] [--concurrency 1,8,32,64]
+    python benchmarks/omni_gpu.py [--arms mps,vllm,transformers] [--concurrency 1,8,32,64]
 
 Random weights in bfloat16; each answer has 64 tokens of text and 63 codec frames (5 s of sound),
 in all arms. Closed loop: so many requests at all times. Each arm is a process of its own. The arms
@@ -14,8 +14,9 @@ before the last are steps from a plain deployment to the whole one:
     mps           + stages run on the device at the same time (`cuda_mps`): the whole deployment
     replicas      + a second talker
 
-transformers gets requests one at a time, and, as it can batch, eight in one batch: the better one
-of both is what a request in a closed loop of eight waits for.
+vllm is vLLM's own engine of the same checkpoint, for text-only requests, which the last deployment
+gets as well. transformers gets requests one at a time, and, as it can batch, eight in one batch:
+the better one of both is what a request in a closed loop of eight waits for.
 """
 
 import argparse
@@ -25,8 +26,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +42,13 @@ LEAST_SAMPLES = (FRAMES - 2) * 1920
 """The decoder cuts less than two frames off."""
 BATCH = 8
 RUNGS = ("eager", "graphs", "async_chunk", "async_output", "mps", "replicas")
-ARMS = (*RUNGS, "transformers")
+ARMS = (*RUNGS, "transformers", "vllm")
 SHARES = {"thinker": 0.62, "talker": 0.16, "code2wav": 0.06}
 """Of the device's memory."""
 WHOLE = "mps"
 """The rung that the goals are for."""
+TEXT_AT_ONCE = (1, 32)
+"""Concurrencies of text-only requests."""
 ROUNDS = 4
 """Requests per place of the closed loop."""
 
@@ -59,6 +64,14 @@ class Heard:
     first: float
     end: float
     stages: Sequence[tuple[str, float, float | None, float | None]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A closed loop: its seconds, and what its requests took."""
+
+    wall_s: float
+    heard: list[Heard]
 
 
 QUICK = {
@@ -104,25 +117,33 @@ def checkpoint(tiny: bool) -> Path:
     return tiny_checkpoint() if tiny else qwen3_omni(WORK / "qwen3_omni_30b")
 
 
-def serve(
-    config: dict[str, Any], concurrencies: list[int], tiny: bool, out: Path
-) -> dict[str, Any]:
-    """What requests of one deployment took, by concurrency; written as it is measured."""
-    from pipelines import Lengths, OmniPipeline
+async def closed_loop(ask: Callable[[], Awaitable[Heard]], at_once: int, requests: int) -> Loop:
+    """So many requests, so many at all times."""
+    left = iter(range(requests))
 
-    from vllm_omni import AsyncOmni
-    from vllm_omni.config.build import build_plan
+    async def one_after_another() -> list[Heard]:
+        return [await ask() for _ in left]
 
     began = time.perf_counter()
-    plan = build_plan(str(checkpoint(tiny)), deploy_config=config)
-    omni = AsyncOmni.from_plan(plan)
-    found: dict[str, Any] = {"start_s": time.perf_counter() - began, "at": {}}
-    print(f"started in {found['start_s']:.0f} s", flush=True)
-    count = 0
+    groups = await asyncio.gather(*(one_after_another() for _ in range(at_once)))
+    return Loop(time.perf_counter() - began, [each for group in groups for each in group])
 
-    async def ask() -> Heard:
-        nonlocal count
-        count += 1
+
+class Asking:
+    """Prompts that differ from one another, to a deployment or to vLLM's own engine."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def prompt(self) -> dict[str, str]:
+        """The next one."""
+        self._count += 1
+        return {"prompt": PROMPT.replace("hello", f"{self._count} hello")}
+
+    async def speech(self, omni: Any) -> Heard:
+        """Ask a pipeline for text and sound."""
+        from pipelines import Lengths, OmniPipeline
+
         first = 0.0
         stages: list[tuple[str, float, float | None, float | None]] = []
         started = time.perf_counter()
@@ -135,37 +156,95 @@ def serve(
                 times = (stage.submitted_s, stage.first_output_s, stage.finished_s)
                 stages.append((stage.stage, *times))
 
-        prompt = {"prompt": PROMPT.replace("hello", f"{count} hello")}
-        samples = await OmniPipeline(omni, Lengths(TOKENS, FRAMES), note).ask(prompt)
+        samples = await OmniPipeline(omni, Lengths(TOKENS, FRAMES), note).ask(self.prompt())
         assert samples > LEAST_SAMPLES, samples
         return Heard(first, time.perf_counter() - started, stages)
 
-    async def closed_loop(at_once: int, requests: int) -> tuple[float, list[Heard]]:
-        left = iter(range(requests))
+    async def text(self, outputs: Callable[[dict[str, str], Any], AsyncIterator[Any]]) -> Heard:
+        """Ask for text alone; `outputs` takes a prompt and the sampling parameters."""
+        from pipelines import Lengths
 
-        async def one_after_another() -> list[Heard]:
-            return [await ask() for _ in left]
+        first, tokens, started = 0.0, 0, time.perf_counter()
+        async for output in outputs(self.prompt(), Lengths(TOKENS, 0).params()[0]):
+            first = first or time.perf_counter() - started
+            tokens += len(output.outputs[0].token_ids)
+        assert tokens == TOKENS, tokens
+        return Heard(first, time.perf_counter() - started)
 
-        began = time.perf_counter()
-        groups = await asyncio.gather(*(one_after_another() for _ in range(at_once)))
-        return time.perf_counter() - began, [each for group in groups for each in group]
+
+async def text_loops(ask: Callable[[], Awaitable[Heard]]) -> dict[int, Loop]:
+    """Text-only requests, alone and many at once, warmed up."""
+    found = {}
+    for at_once in TEXT_AT_ONCE:
+        await closed_loop(ask, at_once, at_once)
+        found[at_once] = await closed_loop(ask, at_once, max(16, ROUNDS * at_once))
+        mean = statistics.mean(each.end for each in found[at_once].heard)
+        print(f"text at {at_once}: {mean:.4f} s", flush=True)
+    return found
+
+
+def serve(
+    config: dict[str, Any], concurrencies: list[int], tiny: bool, out: Path
+) -> dict[str, Any]:
+    """What requests of one deployment took, by concurrency; written as it is measured."""
+    from vllm_omni import AsyncOmni
+    from vllm_omni.config.build import build_plan
+
+    began = time.perf_counter()
+    plan = build_plan(str(checkpoint(tiny)), deploy_config=config)
+    omni = AsyncOmni.from_plan(plan)
+    found: dict[str, Any] = {"start_s": time.perf_counter() - began, "at": {}}
+    print(f"started in {found['start_s']:.0f} s", flush=True)
+    asking = Asking()
 
     async def main() -> None:
-        await closed_loop(1, 2)
-        await closed_loop(max(concurrencies), max(concurrencies))  # warm
+        speech = partial(asking.speech, omni)
+        await closed_loop(speech, 1, 2)
+        await closed_loop(speech, max(concurrencies), max(concurrencies))  # warm
         for at_once in concurrencies:
-            wall, heard = await closed_loop(at_once, max(8, ROUNDS * at_once))
-            found["at"][at_once] = {"wall_s": wall, "heard": [asdict(each) for each in heard]}
-            ends = statistics.mean(each.end for each in heard)
-            first = statistics.median(each.first for each in heard)
+            loop = await closed_loop(speech, at_once, max(8, ROUNDS * at_once))
+            found["at"][at_once] = asdict(loop)
             out.write_text(json.dumps(found))
+            ends = statistics.mean(each.end for each in loop.heard)
+            first = statistics.median(each.first for each in loop.heard)
             print(f"at {at_once}: {ends:.2f} s, first {first * 1e3:.0f} ms", flush=True)
-            for stage in sorted(heard, key=lambda each: each.end)[len(heard) // 2].stages:
+            for stage in sorted(loop.heard, key=lambda each: each.end)[len(loop.heard) // 2].stages:
                 print("   ", *stage, flush=True)
+        outputs = partial(omni.generate, output_modalities=["text"])
+        loops = await text_loops(partial(asking.text, outputs))
+        found["text"] = {at_once: asdict(loop) for at_once, loop in loops.items()}
+        out.write_text(json.dumps(found))
         await asyncio.to_thread(omni.shutdown, 5)
 
     asyncio.run(main())
     return found
+
+
+def plain(tiny: bool, quick: bool) -> dict[str, Any]:
+    """Text-only requests to vLLM's own engine of the same checkpoint, which is the thinker."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    thinker = deployment(WHOLE, tiny, quick)["stages"][0]
+    options = {key: value for key, value in thinker.items() if key not in ("stage_id", "devices")}
+    if tiny:
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28, "max_model_len": 4096}
+    began = time.perf_counter()
+    asking = Asking()
+
+    async def main() -> dict[str, Any]:
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(checkpoint(tiny)), **options))
+        found: dict[str, Any] = {"start_s": time.perf_counter() - began}
+
+        def outputs(prompt: dict[str, str], params: Any) -> AsyncIterator[Any]:
+            return engine.generate(prompt, params, uuid.uuid4().hex)
+
+        loops = await text_loops(partial(asking.text, outputs))
+        found["text"] = {at_once: asdict(loop) for at_once, loop in loops.items()}
+        engine.shutdown()
+        return found
+
+    return asyncio.run(main())
 
 
 def generate(tiny: bool) -> dict[str, Any]:
@@ -249,6 +328,17 @@ def compare(report: Report, ours: dict[str, Any], theirs: dict[str, Any]) -> Non
     report.add("at 8: completion / transformers'", completion / best, "", 1 / 12, note)
 
 
+def compare_text(report: Report, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Text-only requests: ours over vLLM's, latency and time per request."""
+    for at_once, plain in theirs["text"].items():
+        omni = ours["text"][at_once]
+        means = [statistics.mean(each["end"] for each in loop["heard"]) for loop in (omni, plain)]
+        note = f"{means[0] * 1e3:.1f} ms; vLLM {means[1] * 1e3:.1f} ms"
+        report.add(f"text at {at_once}: latency / vLLM's", means[0] / means[1], "", 1.02, note)
+        ratio = omni["wall_s"] / plain["wall_s"]
+        report.add(f"text at {at_once}: time per request / vLLM's", ratio, "", 1.02)
+
+
 def run_arm(arm: str, options: list[str]) -> dict[str, Any]:
     """One arm in a process of its own."""
     WORK.mkdir(parents=True, exist_ok=True)
@@ -260,7 +350,7 @@ def run_arm(arm: str, options: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arms", default=f"{WHOLE},transformers", help=", ".join(ARMS))
+    parser.add_argument("--arms", default=f"{WHOLE},vllm,transformers", help=", ".join(ARMS))
     parser.add_argument("--concurrency", default="1,8,32,64")
     parser.add_argument("--tiny", action="store_true", help="the tests' checkpoint on the CPU")
     parser.add_argument("--quick", action="store_true", help="no torch.compile, few graphs")
@@ -269,6 +359,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.only == "transformers":
         args.out.write_text(json.dumps(generate(args.tiny)))
+        return
+    if args.only == "vllm":
+        args.out.write_text(json.dumps(plain(args.tiny, args.quick)))
         return
     if args.only is not None:
         at_once = [int(each) for each in args.concurrency.split(",")]
@@ -280,11 +373,11 @@ def main() -> None:
     ours: dict[str, Any] | None = None
     for arm in args.arms.split(","):
         found = report.raw[arm] = run_arm(arm, options)
-        if arm != "transformers":
+        if arm in RUNGS:
             ours = found if arm == WHOLE else ours
             tell(report, arm, found, whole=arm == WHOLE)
         elif ours is not None:
-            compare(report, ours, found)
+            (compare_text if arm == "vllm" else compare)(report, ours, found)
         report.finish()
 
 
