@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from common import PROMPT, WORK, Report, tiny_checkpoint
 
 TOKENS = 64
@@ -49,6 +50,7 @@ WHOLE = "mps"
 """The rung that the goals are for."""
 TEXT_AT_ONCE = (1, 32)
 """Concurrencies of text-only requests."""
+TRACE_AFTER_S, TRACE_S = 1.5, 0.7
 ROUNDS = 4
 """Requests per place of the closed loop."""
 
@@ -117,6 +119,16 @@ def checkpoint(tiny: bool) -> Path:
     return tiny_checkpoint() if tiny else qwen3_omni(WORK / "qwen3_omni_30b")
 
 
+def trace_into(config: dict[str, Any], folder: str) -> None:
+    """Have thinker and talker ready to be traced."""
+    for stage in config["stages"][:2]:
+        stage["profiler_config"] = {
+            "profiler": "torch",
+            "torch_profiler_dir": f"{folder}/{stage['stage_id']}",
+            "torch_profiler_with_stack": False,
+        }
+
+
 async def closed_loop(ask: Callable[[], Awaitable[Heard]], at_once: int, requests: int) -> Loop:
     """So many requests, so many at all times."""
     left = iter(range(requests))
@@ -183,8 +195,16 @@ async def text_loops(ask: Callable[[], Awaitable[Heard]]) -> dict[int, Loop]:
     return found
 
 
+def processor_seconds() -> dict[str, float]:
+    """Processor time of this process and of those that it started, since each began."""
+    here = psutil.Process()
+    found = {"front end, orchestrator and client": here.cpu_times()}
+    found |= {f"{each.name()} {each.pid}": each.cpu_times() for each in here.children(True)}
+    return {name: times.user + times.system for name, times in found.items()}
+
+
 def serve(
-    config: dict[str, Any], concurrencies: list[int], tiny: bool, out: Path
+    config: dict[str, Any], concurrencies: list[int], tiny: bool, out: Path, trace: bool
 ) -> dict[str, Any]:
     """What requests of one deployment took, by concurrency; written as it is measured."""
     from vllm_omni import AsyncOmni
@@ -193,7 +213,7 @@ def serve(
     began = time.perf_counter()
     plan = build_plan(str(checkpoint(tiny)), deploy_config=config)
     omni = AsyncOmni.from_plan(plan)
-    found: dict[str, Any] = {"start_s": time.perf_counter() - began, "at": {}}
+    found: dict[str, Any] = {"start_s": time.perf_counter() - began, "at": {}, "processor_s": {}}
     print(f"started in {found['start_s']:.0f} s", flush=True)
     asking = Asking()
 
@@ -202,14 +222,25 @@ def serve(
         await closed_loop(speech, 1, 2)
         await closed_loop(speech, max(concurrencies), max(concurrencies))  # warm
         for at_once in concurrencies:
+            before = processor_seconds()
             loop = await closed_loop(speech, at_once, max(8, ROUNDS * at_once))
             found["at"][at_once] = asdict(loop)
+            found["processor_s"][at_once] = {
+                name: seconds - before[name] for name, seconds in processor_seconds().items()
+            }
             out.write_text(json.dumps(found))
             ends = statistics.mean(each.end for each in loop.heard)
             first = statistics.median(each.first for each in loop.heard)
             print(f"at {at_once}: {ends:.2f} s, first {first * 1e3:.0f} ms", flush=True)
             for stage in sorted(loop.heard, key=lambda each: each.end)[len(loop.heard) // 2].stages:
                 print("   ", *stage, flush=True)
+        if trace:
+            loop = asyncio.ensure_future(closed_loop(speech, 64, 2 * 64))
+            await asyncio.sleep(TRACE_AFTER_S)
+            await omni.start_profile()
+            await asyncio.sleep(TRACE_S)
+            await omni.stop_profile()
+            await loop
         outputs = partial(omni.generate, output_modalities=["text"])
         loops = await text_loops(partial(asking.text, outputs))
         found["text"] = {at_once: asdict(loop) for at_once, loop in loops.items()}
@@ -354,6 +385,7 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32,64")
     parser.add_argument("--tiny", action="store_true", help="the tests' checkpoint on the CPU")
     parser.add_argument("--quick", action="store_true", help="no torch.compile, few graphs")
+    parser.add_argument("--trace", help="folder for the profiler's traces at 64 (trace_idle.py)")
     parser.add_argument("--only", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -364,12 +396,16 @@ def main() -> None:
         args.out.write_text(json.dumps(plain(args.tiny, args.quick)))
         return
     if args.only is not None:
+        config = deployment(args.only, args.tiny, args.quick)
+        if args.trace is not None:
+            trace_into(config, args.trace)
         at_once = [int(each) for each in args.concurrency.split(",")]
-        serve(deployment(args.only, args.tiny, args.quick), at_once, args.tiny, args.out)
+        serve(config, at_once, args.tiny, args.out, args.trace is not None)
         return
     report = Report("omni_gpu" + "_tiny" * args.tiny + "_quick" * args.quick)
     options = ["--concurrency", args.concurrency]
     options += ["--tiny"] * args.tiny + ["--quick"] * args.quick
+    options += ["--trace", args.trace] if args.trace else []
     ours: dict[str, Any] | None = None
     for arm in args.arms.split(","):
         found = report.raw[arm] = run_arm(arm, options)
