@@ -5,8 +5,8 @@
 
 Random weights in bfloat16 (so what is said is noise, of a length that is asked for), the family's
 deploy file as it is, requests through `AsyncOmni`. *Playable* is a request's first packet of sound
-(two frames, 0.16 s; one of the low-latency profile). A request is *continuous* if a player that starts with the first packet never
-waits longer than 100 ms for the next.
+(two frames, 0.16 s; one of the low-latency profile). A request is *continuous* if a player that
+starts with the first packet never waits longer than 100 ms for the next.
 """
 
 import argparse
