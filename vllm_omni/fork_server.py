@@ -14,6 +14,7 @@ pidfd of that process, because a copy of the link may live on in a process that 
 """
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -39,6 +40,8 @@ _TOLD_S = 0.2
 """How long the exit code of a process that has ended may be on its way."""
 
 
+IMPORT_S = 300.0
+"""How long a new interpreter may take to import what this one has."""
 ANSWER_S = 30.0
 """How long the process that forks may take to answer: it does so in milliseconds."""
 
@@ -129,16 +132,37 @@ def _close_all(*descriptors: int) -> None:
 
 
 class ForkServer:
-    """The process that forks. Made before the server has connections."""
+    """The process that forks. Made before the server has connections.
 
-    def __init__(self) -> None:
+    Args:
+        fresh: It is a new interpreter and no fork of this process, of which something is in the way
+            (a GPU's driver, once in use, is of no use to a fork). It takes as long as its imports.
+
+    Raises:
+        ForkServerGoneError: The new interpreter did not get that far.
+    """
+
+    def __init__(self, fresh: bool = False) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
-        with theirs, _one_thread():
-            server = os.getpid()
-            self.pid = _fork_afresh(lambda: _Forker(theirs, server).run())
+        server = os.getpid()
+        with theirs:
+            if fresh:
+                self.pid = _start_afresh(theirs, server)
+            else:
+                with _one_thread():
+                    self.pid = _fork_afresh(lambda: _Forker(theirs, server).run())
+        if fresh:
+            self._control.settimeout(IMPORT_S)
+            try:
+                receive_message(self._control, 0)
+            except (OSError, EOFError) as error:
+                self.close()
+                raise ForkServerGoneError(
+                    f"the process that forks stages' processes (pid {self.pid}) did not start"
+                ) from error
         self._control.settimeout(ANSWER_S)
 
     def fork(self, target: Target, *args: Any, environment: Mapping[str, str]) -> Child:
@@ -175,15 +199,18 @@ _running: dict[int, ForkServer] = {}
 """The fork server of this process, by pid, because a forked process inherits this variable."""
 
 
-def fork_server() -> ForkServer:
+def fork_server(fresh: bool = False) -> ForkServer:
     """This process's fork server, started when it is first asked for.
 
     Import what the children are to have before that.
+
+    Args:
+        fresh: See `ForkServer`; of no effect if there is one already.
     """
     pid = os.getpid()
     if pid not in _running:
         _running.clear()
-        _running[pid] = ForkServer()
+        _running[pid] = ForkServer(fresh)
     return _running[pid]
 
 
@@ -251,6 +278,28 @@ class _Forker:
         environment, target, args = ForkingPickler.loads(request)  # from our own server process
         _use_environment(environment)
         target(Lifeline(Connection(link), self._server), *args)
+
+
+def _start_afresh(control: socket.socket, server: int) -> int:
+    """Start a new interpreter that forks; gives its process id."""
+    control.set_inheritable(True)
+    own = sorted(name for name in sys.modules if name.partition(".")[0] == "vllm_omni")
+    arguments = [sys.executable, "-m", __name__, str(control.fileno()), str(server), *own]
+    # What this process finds on its path, the other one does too.
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return os.posix_spawn(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})
+
+
+def _serve_afresh(control: str, server: str, *modules: str) -> None:
+    """What that interpreter does."""
+    channel = socket.socket(fileno=int(control))
+    for name in modules:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    send_message(channel, b"", [])
+    # The classes that messages name are those of the module by its name, not by `__main__`.
+    forker = importlib.import_module("vllm_omni.fork_server")._Forker(channel, int(server))
+    run_and_exit(forker.run)
 
 
 def _fork_afresh(run: Callable[[], None]) -> int:
@@ -350,3 +399,7 @@ def receive_message(channel: socket.socket, descriptors: int) -> tuple[bytes, li
             raise EOFError("closed")
         payload += part
     return bytes(payload), found
+
+
+if __name__ == "__main__":
+    _serve_afresh(*sys.argv[1:])

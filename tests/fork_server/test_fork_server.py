@@ -245,3 +245,29 @@ def test_who_has_computed_with_torch_can_start_stages() -> None:
     """A thread pool's threads are not inherited: a child that waited for them would never end."""
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     subprocess.run([sys.executable, "-c", THREADED], env=environment, check=True, timeout=60)
+
+
+def test_a_fresh_one_is_no_fork() -> None:
+    """What this process has done (to a GPU's driver, say) is not done in what it starts."""
+    module.DONE_HERE = True
+    made = ForkServer(fresh=True)
+    try:
+        child = made.fork(tell_what_was_done, 3, environment={"ONLY": "this"})
+        assert child.link.recv() == (3, False, {"ONLY": "this"}, made.pid)
+        child.stop(WAIT_S)
+        assert child.exit_code == 0
+    finally:
+        del module.DONE_HERE
+        made.close()
+    assert not psutil.pid_exists(made.pid)
+
+
+def tell_what_was_done(lifeline: Lifeline, number: int) -> None:
+    lifeline.link.send((number, "DONE_HERE" in vars(module), dict(os.environ), os.getppid()))
+    wait([lifeline.link, lifeline.server])
+
+
+def test_a_fresh_one_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm_omni.is_not_there", module)
+    with pytest.raises(ForkServerGoneError, match="did not start"):
+        ForkServer(fresh=True)

@@ -37,7 +37,7 @@ from vllm_omni.engine.start_up import StageStartError, Start, StartUp, said_of
 from vllm_omni.engine.topology import Topology
 from vllm_omni.fork_server import fork_server
 from vllm_omni.models.hf_overrides import talker_config
-from vllm_omni.platforms import device_environment, device_memory, environment
+from vllm_omni.platforms import device_environment, device_memory, driver_in_use, environment
 from vllm_omni.platforms.cuda.mps import CudaMps
 from vllm_omni.replica import StageReplica, StartingReplica
 from vllm_omni.start_report import Check, no_check
@@ -167,7 +167,7 @@ def prepare(plan: DeploymentPlan) -> None:
     for spec in stages:
         if spec.program is not None:
             resolve_program(spec.program)
-    fork_server()
+    fork_server(fresh=driver_in_use(plan.platform))
 
 
 def _start_all(

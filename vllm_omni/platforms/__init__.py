@@ -18,6 +18,7 @@ __all__ = [
     "current_host",
     "device_environment",
     "device_memory",
+    "driver_in_use",
     "environment",
     "to_device",
 ]
@@ -35,6 +36,15 @@ def device_memory(platform: str) -> MemorySource | None:
     from vllm_omni.platforms.cuda.nvml import NvmlMemory
 
     return NvmlMemory()
+
+
+def driver_in_use(platform: str) -> bool:
+    """Whether this process has begun to use the devices, so that forks of it cannot."""
+    if platform != "cuda":
+        return False
+    from vllm_omni.platforms.cuda import driver
+
+    return driver.driver_in_use()
 
 
 def device_environment(
