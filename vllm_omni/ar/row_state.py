@@ -11,7 +11,6 @@ for the device. One implementation serves both of vLLM's model runners.
 """
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -174,13 +173,13 @@ class RowState:
         state = _Request(slot, prompt_len, request.frames.temperature == 0)
         self._requests[request_id] = state
         self._pages.open(slot)
-        seed = random.getrandbits(63) if request.frames.seed is None else request.frames.seed
+        assert request.frames.seed is not None
         slots.memory[slot] = 0
         slots.state[slot] = 0
         slots.temperature[slot] = request.frames.temperature
         slots.top_k[slot] = request.frames.top_k
         slots.top_p[slot] = request.frames.top_p
-        slots.seed[slot] = _wrapped(seed)
+        slots.seed[slot] = _wrapped(request.frames.seed)
         guidance = request.frames.guidance
         slots.guidance[slot] = math.nan if guidance is None else guidance
         self._take([self._arrival(state, request.rows, prompt_token_ids)])

@@ -28,8 +28,7 @@ class OmniCPUWorker(CPUWorker):
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()
-        if self.parallel_config.world_size_across_dp == 1:
-            _close_lone_groups()
+        _close_lone_groups()
         return times
 
 
@@ -57,4 +56,5 @@ def _close_lone_groups() -> None:
         parallel_state.get_dcp_group(),
         parallel_state.get_tp_group(),
     ):
-        group.destroy()
+        if group.world_size == 1:
+            group.destroy()
