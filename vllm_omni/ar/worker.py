@@ -28,8 +28,10 @@ class OmniCPUWorker(CPUWorker):
             self.distributed_init_method = _in_folder(self.distributed_init_method)
         # The engine core was forked from a process that keeps torch to one thread.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        if self.compilation_config.mode == CompilationMode.NONE:
-            # vLLM compiles single functions nevertheless, at the first request that needs them.
+        several = self.parallel_config.world_size > 1
+        if several and self.compilation_config.mode == CompilationMode.NONE:
+            # vLLM compiles what ranks embed their share of a vocabulary with nevertheless, at the
+            # first request.
             torch.compiler.set_stance("force_eager")
         super().init_device()
         _unlink_shared_memory(self.rank)
