@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.config.conftest import CPU, PIPELINE, Planner, write_checkpoint
 from vllm_omni.config.build import build_plan
 from vllm_omni.config.plan import DeploymentPlan
 from vllm_omni.errors import OmniConfigError
+
+from .conftest import CPU, PIPELINE, Planner, write_checkpoint
+
+pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
 SIZES = {
     "num_attention_heads": 8,
