@@ -107,7 +107,7 @@ def test_ranks_of_replicas_claim_a_device_each(plan: Planner) -> None:
     assert [line.split(":")[0] for line in lines] == [f"device {i}" for i in range(4)]
     assert all(f"(thinker) replica {i // 2} 0.7" in line for i, line in enumerate(lines))
     crowded = stages(thinker, {"devices": "3", "gpu_memory_utilization": 0.4}, {"devices": "0"})
-    with pytest.raises(OmniConfigError, match="device 3: .* 1.1, more than 1: .* replica 1 0.7"):
+    with pytest.raises(OmniConfigError, match=r"device 3: .* 1\.1, more than 1: .* replica 1 0\.7"):
         check(plan, crowded)
 
 
