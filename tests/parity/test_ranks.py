@@ -38,10 +38,17 @@ STAGE = {
 
 @pytest.fixture(scope="module")
 def divided(tiny_checkpoint: Callable[[str], Path]) -> Iterator[Deployment]:
-    """A thinker and a talker of two ranks each."""
+    """A thinker and a talker of two ranks each. Rows of prompts are in shared memory, which one
+    rank reads; those of single tokens are in the messages, which all have."""
+    extra = {"inline_small_payloads": True, "shm_threshold_bytes": 4096}
     sounds = {"stage_id": 2, "devices": "cpu", "max_num_seqs": 8}
     stages = [{"stage_id": 0, **STAGE}, {"stage_id": 1, **STAGE}, sounds]
-    config = {"base_config": f"{OMNI}.yaml", "platforms": {}, "stages": stages}
+    config = {
+        "base_config": f"{OMNI}.yaml",
+        "platforms": {},
+        "connectors": {"codec_stream": {"name": "SharedMemoryConnector", "extra": extra}},
+        "stages": stages,
+    }
     with deployment(tiny_checkpoint(OMNI), deploy_config=config, async_chunk=True) as running:
         yield running
 

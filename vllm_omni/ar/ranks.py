@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of a stage (`tensor_parallel_size`) do apart, and what they have to agree on.
 
-Every rank runs the same step and keeps the inputs of all requests. Rows are read once, by the first
-rank, which hands them to the others; it alone emits. What was sampled is the first rank's, too: a
-sum over ranks may be rounded differently on each of them (vLLM's sum over shared memory begins with
-a rank's own share), and ranks that sampled different tokens would be at different texts for good.
+Every rank runs the same step and keeps the inputs of all requests. Rows that did not come in a
+message itself are read once, by the first rank, which hands them to the others; it alone emits.
+What was sampled is the first rank's, too: a sum over ranks may be rounded differently on each of
+them (vLLM's sum over shared memory begins with a rank's own share), and ranks that sampled
+different tokens would be at different texts for good.
 """
 
 from contextlib import suppress
@@ -34,6 +35,8 @@ class SharedRowReader(RowReader):
 
     def read(self, rows: RowInput) -> dict[str, torch.Tensor]:
         """See `RowReader`; where rows are gone, all ranks get to know it."""
+        if all(span.handle.inline for span in rows.spans):
+            return super().read(rows)  # they came with the message, which all ranks have
         read: dict[str, Any] = {_FOUND: False}
         if self._group.is_first_rank:
             with suppress(KeyError):
