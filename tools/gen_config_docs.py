@@ -61,7 +61,8 @@ stages:
 Text-to-speech pipelines have *profiles*, packaged files that build on the default one:
 `--deploy-config qwen3_tts_low_latency` is for few listeners (small batches, a first packet of one
 frame), `--deploy-config qwen3_tts_high_throughput` for many requests (large batches, sound in
-larger pieces). The other families have them by their names (`csm_low_latency`, ...); a name that
+larger pieces). `--deploy-config qwen3_omni_moe_one_gpu` puts all of Qwen3-Omni on one GPU with
+140 GB. The other families have them by their names (`csm_low_latency`, ...); a name that
 there is not is refused with those that there are.
 
 ## Precedence
@@ -104,6 +105,33 @@ stage without one, the size of its weights and a tenth. A deployment that cannot
 a line that names the GPU, its stages, what is free and the key to change; so are weights that are
 larger than their stage's share. What fits is logged. Stages on different GPUs load at the same
 time, those on one GPU in turn.
+
+## Several devices for one replica
+
+`tensor_parallel_size: N` divides the weights and the KV cache of an `ar` stage among N ranks, each
+on a device of `devices` (of a stage with replicas, N for each of them, one after another). On a CPU
+ranks are processes that share the cores, and speak through shared memory and gloo:
+
+```yaml
+stages:
+  - stage_id: 0
+    devices: cpu
+    tensor_parallel_size: 2
+    kv_cache_memory_bytes: 1073741824
+```
+
+`--tensor-parallel-size N` does so for all `ar` stages. `gpu_memory_utilization` is a share of each
+device, and `kv_cache_memory_bytes` of each rank; on a CPU that is N times as much of the same
+memory. `OMP_NUM_THREADS` is a rank's; by default all ranks of all stages together get the cores
+once.
+
+Heads and the widths of feed-forward networks have to be multiples of N, and keys and values a
+multiple or a divisor: what is not is refused before anything is loaded, with the config's field.
+Thinkers and talkers of Qwen-Omni (with the encoders of pictures and sounds) and all text-to-speech
+families can be divided, except Dia, which runs on one device. What completes a frame (depth
+transformers, heads of delay patterns, networks that denoise) is whole on every rank: it is small,
+and waits for nobody this way. Layers in turn (`pipeline_parallel_size`) and vLLM's data parallelism
+(`data_parallel_size`) are for stages that exchange no rows with others; `num_replicas` is for all.
 
 ## Models of the hub
 

@@ -6,10 +6,12 @@ its log. Without this a user reads "Engine core initialization failed. See root 
 looks through the mixed logs of all stages.
 """
 
+import fcntl
 import logging
 import mmap
 import os
 import signal
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +31,9 @@ ENDING_S = 5.0
 _MAX_BYTES = 64 << 10
 START_LOG = "VLLM_OMNI_START_LOG"
 """Environment variable: the file of a `StartLog` that spawned processes share."""
+_DEPTH = "VLLM_OMNI_START_DEPTH"
+_HEADER = struct.Struct("<II")
+"""Of a page: how long the report is, and the depth of the process that it is of."""
 
 
 class StartFailure(OmniError, RuntimeError):
@@ -109,15 +114,20 @@ class StartLog:
 
     It sees records where they are made, for an engine core configures its loggers anew and drops
     their handlers. The processes share a page of memory, since the one that fails cannot answer.
+    What a process that was started here raised is the cause of what this one raises later on, and
+    stays: an engine core says of its ranks no more than that one failed.
 
     Args:
         path: A file for the page, which processes that are spawned share too (`join_start_log`);
             None for those alone that are forked.
+        depth: How many processes this one was started by since the page is there.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, depth: int = 0) -> None:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._shared = _page(path)
+        self._depth = depth
+        self._file = _page(path)
+        self._shared = mmap.mmap(self._file, _MAX_BYTES)
         self._make_record = logging.getLogRecordFactory()
         logging.setLogRecordFactory(self._noted)
         _logs.append(self)
@@ -143,14 +153,26 @@ class StartLog:
         reason = describe(error) if exit_code is None else f"its process {_how_it_ended(exit_code)}"
         return StartReport(reason=reason, misconfigured=misconfigured, log=tuple(self._lines))
 
+    def deepen(self) -> None:
+        """Be the log of a process that was forked from the one that had it."""
+        self._depth += 1
+
     def _write(self, report: StartReport) -> None:
-        if (data := report.encode()) and len(data) + 4 <= _MAX_BYTES:
-            self._shared[4 : 4 + len(data)] = data
-            self._shared[:4] = len(data).to_bytes(4, "little")
+        data = report.encode()
+        if len(data) > _MAX_BYTES - _HEADER.size:
+            return
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # ranks fail together
+        try:
+            size, depth = _HEADER.unpack_from(self._shared)
+            if not size or depth <= self._depth:
+                _HEADER.pack_into(self._shared, 0, len(data), self._depth)
+                self._shared[_HEADER.size : _HEADER.size + len(data)] = data
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _read(self) -> StartReport | None:
-        size = int.from_bytes(self._shared[:4], "little")
-        return StartReport.decode(self._shared[4 : 4 + size]) if size else None
+        size, _ = _HEADER.unpack_from(self._shared)
+        return StartReport.decode(self._shared[_HEADER.size :][:size]) if size else None
 
 
 _logs: list[StartLog] = []
@@ -161,15 +183,27 @@ def join_start_log() -> None:
     """In a process that was spawned: note for whoever started it. Nothing in others."""
     path = os.environ.get(START_LOG)
     if path is not None and not _logs and Path(path).exists():
-        StartLog(Path(path))
+        depth = int(os.environ.get(_DEPTH, "0")) + 1
+        os.environ[_DEPTH] = str(depth)
+        StartLog(Path(path), depth)
 
 
-def _page(path: Path | None) -> mmap.mmap:
+def _deepen() -> None:
+    for log in _logs:
+        log.deepen()
+
+
+os.register_at_fork(after_in_child=_deepen)
+
+
+def _page(path: Path | None) -> int:
+    """A file of the page's size, open for as long as the process lives."""
     if path is None:
-        return mmap.mmap(-1, _MAX_BYTES)
-    with path.open("a+b") as file:
-        file.truncate(_MAX_BYTES)
-        return mmap.mmap(file.fileno(), _MAX_BYTES)
+        file = os.memfd_create("start-log")
+    else:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.ftruncate(file, _MAX_BYTES)
+    return file
 
 
 def no_check() -> None:

@@ -18,11 +18,14 @@ PIPELINE = Pipeline(
     name="toy",
     architectures=("ToyForConditionalGeneration",),
     stages=(
-        Stage("thinker", engine="ar", arch="ToyThinker", final_output="text"),
+        Stage(
+            "thinker", engine="ar", arch="ToyThinker", final_output="text", shared_sections=("",)
+        ),
         Stage(
             "talker",
             engine="ar",
             arch="ToyTalker",
+            shared_sections=("",),
             needs="audio",
             row_driven=True,
             default_sampling={"temperature": 0.9, "top_k": 50, "extra_args": {"frames": 1}},
@@ -35,7 +38,9 @@ PIPELINE = Pipeline(
         Edge("talker", "decoder", lambda ctx: None),
     ),
 )
-SINGLE = Pipeline(name="single", architectures=(), stages=(Stage("only", engine="ar"),))
+SINGLE = Pipeline(
+    name="single", architectures=(), stages=(Stage("only", engine="ar", shared_sections=("",)),)
+)
 
 CPU = Host("cpu", 0)
 GPUS = Host("cuda", 4)

@@ -97,6 +97,20 @@ def test_tensor_parallel_ranks_share_weights(plan: Planner) -> None:
     assert len(check(plan, deploy, weights=lambda s: 60 * GIB * (s.name == "thinker"))) == 3
 
 
+def test_ranks_of_replicas_claim_a_device_each(plan: Planner) -> None:
+    """Two replicas of two ranks are four devices; what else is on one of them has to fit there."""
+    thinker = {"devices": "0,1,2,3", "tensor_parallel_size": 2, "num_replicas": 2}
+    thinker["gpu_memory_utilization"] = 0.7
+    weights = {"thinker": 100 * GIB}.get
+    fits = stages(thinker, {"devices": "3", "gpu_memory_utilization": 0.2}, {"devices": "0"})
+    lines = check(plan, fits, weights=lambda stage: weights(stage.name, 0))
+    assert [line.split(":")[0] for line in lines] == [f"device {i}" for i in range(4)]
+    assert all(f"(thinker) replica {i // 2} 0.7" in line for i, line in enumerate(lines))
+    crowded = stages(thinker, {"devices": "3", "gpu_memory_utilization": 0.4}, {"devices": "0"})
+    with pytest.raises(OmniConfigError, match=r"device 3: .* 1\.1, more than 1: .* replica 1 0\.7"):
+        check(plan, crowded)
+
+
 @given(
     shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=6),
     free=st.integers(0, TOTAL),

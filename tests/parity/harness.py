@@ -14,11 +14,14 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from tests.parity.cases import Case
+from tests.reference.hf_omni import Reference
 from vllm_omni import AsyncOmni
 from vllm_omni.config.build import build_plan
 
 T = TypeVar("T")
 
+WAVEFORM_TOLERANCE = 1e-4
+"""Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently."""
 
 BLOCK = 32
 """Tokens in a block of a KV cache: few, so that beginnings of short prompts are shared."""
@@ -63,6 +66,17 @@ class Answer:
         return np.concatenate(self.audio) if self.audio else np.zeros(0, np.float32)
 
 
+def assert_equal(answer: Answer, reference: Reference) -> None:
+    """Tokens, text and sound are transformers' own."""
+    assert answer.prompt_token_ids == reference.prompt_token_ids
+    assert answer.token_ids == reference.token_ids
+    assert answer.text == reference.text
+    assert reference.waveform is not None
+    expected = reference.waveform.numpy()
+    assert answer.waveform.shape == expected.shape
+    assert np.abs(answer.waveform - expected).max() < WAVEFORM_TOLERANCE
+
+
 class Deployment:
     """A running pipeline and the loop that drives it."""
 
@@ -72,6 +86,14 @@ class Deployment:
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 120) -> T:
         return self._loop.run_until_complete(asyncio.wait_for(work, timeout))
+
+    def gather(self, *work: Coroutine[Any, Any, T]) -> list[T]:
+        """The results of what runs at the same time."""
+
+        async def together() -> list[T]:
+            return await asyncio.gather(*work)
+
+        return self.run(together())
 
     def close(self) -> None:
         self.omni.shutdown()

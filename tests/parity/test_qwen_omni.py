@@ -10,17 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.parity.cases import Case, cases
-from tests.parity.harness import Answer, Deployment, deployment
+from tests.parity.harness import Answer, Deployment, assert_equal, deployment
 from tests.reference.hf_omni import Reference
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
-
-# Samples are in [-1, 1]. Windows are decoded apart and batched, which rounds differently.
-WAVEFORM_TOLERANCE = 1e-4
 
 STAGE = {
     "devices": "cpu",
@@ -71,16 +67,6 @@ def references(
     family: str, streaming: Deployment, reference_answers: Callable[[str], dict[str, Reference]]
 ) -> dict[str, Reference]:
     return reference_answers(family)
-
-
-def assert_equal(answer: Answer, reference: Reference) -> None:
-    assert answer.prompt_token_ids == reference.prompt_token_ids
-    assert answer.token_ids == reference.token_ids
-    assert answer.text == reference.text
-    assert reference.waveform is not None
-    expected = reference.waveform.numpy()
-    assert answer.waveform.shape == expected.shape
-    assert np.abs(answer.waveform - expected).max() < WAVEFORM_TOLERANCE
 
 
 async def all_at_once(

@@ -19,8 +19,10 @@ from vllm import AsyncEngineArgs, ModelRegistry
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
+from vllm_omni.ar.executor import RanksExecutor
 from vllm_omni.ar.frontend import FrontEnds
 from vllm_omni.ar.host import AT_ONCE_S, HostedCore, StartMethod
 from vllm_omni.ar.replica import ArReplica
@@ -99,11 +101,10 @@ def engine_config(
         args["worker_cls"] = "vllm_omni.ar.worker.OmniCPUWorker"
         args["scheduler_cls"] = "vllm_omni.ar.scheduler.OmniScheduler"
         args["async_scheduling"] = False
-        if args.get("tensor_parallel_size", 1) == 1 and "distributed_executor_backend" not in args:
-            from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
+        if args.get("distributed_executor_backend", "mp") == "mp":
             # The class itself: the CPU platform turns the name "uni" back into "mp".
-            args["distributed_executor_backend"] = UniProcExecutor
+            alone = args.get("tensor_parallel_size", 1) * args.get("pipeline_parallel_size", 1) == 1
+            args["distributed_executor_backend"] = UniProcExecutor if alone else RanksExecutor
     elif current_platform.is_cuda():
         args["worker_cls"] = "vllm_omni.ar.cuda.worker.OmniGPUWorker"
         planned_ahead = args.setdefault("async_scheduling", True)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.distributed import get_tp_group
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from vllm_omni.ar.ranks import agree
 from vllm_omni.ar.row_state import Step
 from vllm_omni.ar.stage_rows import Emitted, StageRows, StepStates, with_spans
 from vllm_omni.handles import RowSpan
@@ -94,6 +96,7 @@ class OmniCPUModelRunner(CPUModelRunner):
         sampled = super()._sample(logits, spec_decode_metadata)
         for generator, state in unused:
             generator.set_state(state)
+        agree(get_tp_group(), sampled.sampled_token_ids)
         self._complete_frames(sampled.sampled_token_ids)
         return sampled
 
@@ -127,6 +130,7 @@ class OmniCPUModelRunner(CPUModelRunner):
             return
         step = step.of(kept)
         hidden, tokens = self._sampling_hidden[kept], sampled[kept, 0]
+        agree(get_tp_group(), hidden)
         frames = self._rows.inputs.sampled(step, hidden, tokens.to(torch.int64))
         if frames.tokens is not None:
             sampled[kept, 0] = frames.tokens.to(sampled.dtype)

@@ -2,10 +2,12 @@
 """One replica of an AR stage, as the orchestrator sees it."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -93,6 +95,9 @@ class ArReplica(StageReplica):
         params.output_kind = RequestOutputKind.DELTA
         params.detokenize = False
         frames = frame_sampling(params)
+        if frames.seed is None:
+            # Drawn here, for all ranks of the stage.
+            frames = msgspec.structs.replace(frames, seed=random.getrandbits(63))
         attach_request(params, StageRequest(request_id, emit, prompt.rows, frames, prompt.contents))
         return params
 

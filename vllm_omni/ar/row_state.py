@@ -11,7 +11,6 @@ for the device. One implementation serves both of vLLM's model runners.
 """
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -129,8 +128,8 @@ class _Slots:
             return
         slot = to_device(torch.tensor([slot for slot, _ in requests]), self.seed.device)
         wanted = [frames for _, frames in requests]
-        seeds = [random.getrandbits(63) if each.seed is None else each.seed for each in wanted]
-        whole = torch.tensor([[each.top_k for each in wanted], [_wrapped(seed) for seed in seeds]])
+        seeds = [_wrapped(each.seed) for each in wanted if each.seed is not None]
+        whole = torch.tensor([[each.top_k for each in wanted], seeds])
         guidance = [math.nan if each.guidance is None else each.guidance for each in wanted]
         real = [[each.temperature for each in wanted], [each.top_p for each in wanted], guidance]
         self.memory[slot] = 0
@@ -193,6 +192,7 @@ class RowState:
         state = _Request(slot, prompt_len, request.frames.temperature == 0)
         self._requests[request_id] = state
         self._pages.open(slot)
+        assert request.frames.seed is not None
         self._new.append((slot, request.frames))
         self._arrived.append(self._arrival(state, request.rows, prompt_token_ids))
         if request.rows.final:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_omni.ar.ranks import SharedRowReader
 from vllm_omni.ar.row_reading import POSITIONS, RowReader
 from vllm_omni.ar.row_state import RowState, Step
 from vllm_omni.ar.scheduler import OmniModelRunnerOutput, OmniSchedulerOutput
@@ -99,7 +101,7 @@ class StageRows:
     """Rows of an AR stage's requests.
 
     Args:
-        vllm_config: Of the stage.
+        vllm_config: Of the stage; its process groups are made.
 
     Attributes:
         stage: Its place in the pipeline.
@@ -113,6 +115,7 @@ class StageRows:
         self._connector = create_connector(
             self.stage.connector, self.stage.connector_extra, self.stage.deployment_id
         )
+        self._ranks = get_tp_group()
         self._requests: dict[str, _Request] = {}
         self._puts = 0
 
@@ -121,7 +124,9 @@ class StageRows:
         if not self.stage.row_driven:
             return
         assert isinstance(model, RowDriven), f"{type(model).__name__} is not row-driven"
-        reader = RowReader(self._connector, self.stage.source, self.stage.stage)
+        place = (self._connector, self.stage.source, self.stage.stage)
+        alone = self._ranks.world_size == 1
+        reader = RowReader(*place) if alone else SharedRowReader(self._ranks, *place)
         self.inputs = RowState(model, reader, device, dtype, self._max_requests)
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
@@ -199,8 +204,10 @@ class StageRows:
         """Put rows of several requests into the connector.
 
         Returns:
-            Where they are, by internal request id.
+            Where they are, by internal request id; nothing but on the first rank, which emits.
         """
+        if not self._ranks.is_first_rank:
+            return {}
         if all(each.count == 1 and not each.in_prompt for each in emitted.emissions):
             return self._hand_on_one_each(emitted)
         spans, offset = {}, 0

@@ -48,7 +48,7 @@ def normalize_devices(value: Any) -> Any:
 def assign_devices(
     devices: str, num_replicas: int, world_size: int, host: Host, where: str
 ) -> tuple[tuple[str, ...], ...]:
-    """The devices of each replica.
+    """The devices of each replica, one per rank; those on a CPU share all of its cores.
 
     Args:
         devices: In canonical form.
@@ -61,7 +61,7 @@ def assign_devices(
         OmniConfigError: They do not exist, or do not match the number of replicas.
     """
     if devices == "cpu":
-        return (("cpu",),) * num_replicas
+        return (("cpu",) * world_size,) * num_replicas
     names = devices.split(",")
     _check_exist(names, host, where)
     if len(names) % num_replicas:

@@ -80,6 +80,8 @@ class Stage:
         final_output: Modality that it gives to the client, if any.
         owns_tokenizer: It turns text into tokens and back.
         default_sampling: Sampling defaults of the family (below YAML, flags and request).
+        shared_sections: Sections of the checkpoint's config (dotted, "" for the whole) whose layers
+            ranks of `tensor_parallel_size` divide among them; empty if they cannot.
         takes_generation: Its requests are `GenerationRequest`s, not tokens or rows.
         also_makes: Modalities that it makes of requests for these alone, which enter here and
             visit no other stage (a codec encodes recordings).
@@ -96,6 +98,7 @@ class Stage:
     row_driven: bool = False
     final_output: Modality | None = None
     owns_tokenizer: bool = False
+    shared_sections: tuple[str, ...] = ()
     takes_generation: bool = False
     also_makes: tuple[Modality, ...] = ()
     default_sampling: Mapping[str, Any] = field(default_factory=dict)

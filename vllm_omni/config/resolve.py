@@ -16,6 +16,7 @@ from vllm_omni.config.load import LoadedDeploy
 from vllm_omni.config.merge import Layer, Setting, deep_merge, fold
 from vllm_omni.config.pipeline import Pipeline, Stage
 from vllm_omni.config.plan import PIPELINE_SETTINGS, DiffusionStageConfig, StagePlan
+from vllm_omni.config.ranks import check_ranks
 from vllm_omni.config.sampling import SUBTALKER, SamplingError, check_subtalker, sampling_params
 from vllm_omni.config.schema import StageKeys, StageOverride, engines_of
 from vllm_omni.errors import OmniConfigError
@@ -84,6 +85,7 @@ def resolve_stage(inputs: StageInputs) -> StagePlan:
     num_replicas = _value(settings, "num_replicas")
     if stage.engine == "ar":
         _check_sampling(inputs, layers, _sampling(settings))
+        check_ranks(inputs.where, stage, inputs.hf_config, settings)
     ar_args: dict[str, Any] = {}
     diffusion = None
     if stage.engine == "ar":

@@ -200,10 +200,10 @@ class StageKeys(Section):
         "Devices that share one replica's weights.", engines=AR, flag=AR, ge=1
     )
     pipeline_parallel_size: Int | None = key(
-        "Devices that take one replica's layers in turn.", engines=AR, flag=AR, ge=1
+        "Devices that take layers in turn; of stages without rows.", engines=AR, flag=AR, ge=1
     )
     data_parallel_size: Int | None = key(
-        "vLLM's data parallelism inside of one replica.", engines=AR, flag=AR, ge=1
+        "vLLM's own data parallelism; of stages without rows.", engines=AR, flag=AR, ge=1
     )
     max_num_batched_tokens: Int | None = key(
         "Most tokens in one engine step.", engines=AR, flag=AR, ge=1

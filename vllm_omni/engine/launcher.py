@@ -379,11 +379,11 @@ def _stage_env(plan: DeploymentPlan, stage: StagePlan, replica_id: int) -> dict[
         # with the variety of requests. A step needs a few dozen.
         env.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
         env.setdefault("LRU_CACHE_CAPACITY", "32")
-        # Every replica computes at the same time; together they get the cores once.
-        replicas = sum(each.num_replicas for each in plan.stages)
+        # Every rank of every replica computes at the same time; together they get the cores once.
+        ranks = sum(len(devices) for each in plan.stages for devices in each.devices)
         cores = len(os.sched_getaffinity(0))
         env.setdefault(
-            "OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(max(1, cores // replicas)))
+            "OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(max(1, cores // ranks)))
         )
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(int(plan.stage_init_timeout))
     return {**env, **device_environment(stage.devices[replica_id])}

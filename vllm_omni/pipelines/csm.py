@@ -185,6 +185,7 @@ PIPELINE = Pipeline(
             "csm",
             engine="ar",
             arch="CsmTalker",
+            shared_sections=("",),
             emits=("codes",),
             row_driven=True,
             owns_tokenizer=True,

@@ -150,6 +150,7 @@ PIPELINE = Pipeline(
             "higgs_audio_v2",
             engine="ar",
             arch="HiggsAudioV2Talker",
+            shared_sections=("",),
             emits=("codes",),
             row_driven=True,
             owns_tokenizer=True,

@@ -158,6 +158,7 @@ PIPELINE = Pipeline(
             "higgs_audio_v3",
             engine="ar",
             arch="HiggsAudioV3Talker",
+            shared_sections=("text_config",),
             emits=("codes",),
             row_driven=True,
             owns_tokenizer=True,

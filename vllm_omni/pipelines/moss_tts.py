@@ -254,6 +254,7 @@ PIPELINE = Pipeline(
             "moss_tts",
             engine="ar",
             arch="MossTTSTalker",
+            shared_sections=("language_config",),
             emits=("codes",),
             row_driven=True,
             owns_tokenizer=True,

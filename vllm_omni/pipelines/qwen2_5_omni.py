@@ -171,6 +171,7 @@ def _end_ids(config: PretrainedConfig) -> frozenset[int]:
 
 
 THINKER_ARCH = "Qwen2_5OmniThinkerForConditionalGeneration"
+THINKER_SECTIONS = tuple(f"thinker_config.{each}_config" for each in ("text", "vision", "audio"))
 
 PIPELINE = Pipeline(
     name="qwen2_5_omni",
@@ -180,6 +181,7 @@ PIPELINE = Pipeline(
             "thinker",
             engine="ar",
             arch=THINKER_ARCH,
+            shared_sections=THINKER_SECTIONS,
             config_name="thinker_config",
             emits=("embeds", "hidden", "positions"),
             final_output="text",
@@ -189,6 +191,7 @@ PIPELINE = Pipeline(
             "talker",
             engine="ar",
             arch="Qwen2_5OmniTalker",
+            shared_sections=("talker_config",),
             config_name="talker_config",
             needs="audio",
             emits=("codes",),
@@ -229,6 +232,7 @@ THINKER_ONLY = Pipeline(
             "thinker",
             engine="ar",
             arch=THINKER_ARCH,
+            shared_sections=THINKER_SECTIONS,
             config_name="thinker_config",
             final_output="text",
             owns_tokenizer=True,

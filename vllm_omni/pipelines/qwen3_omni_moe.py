@@ -171,6 +171,7 @@ def talker_to_code2wav(ctx: EdgeContext) -> CodecEdge:
 
 
 THINKER_ARCH = "Qwen3OmniMoeThinkerForConditionalGeneration"
+THINKER_SECTIONS = tuple(f"thinker_config.{each}_config" for each in ("text", "vision", "audio"))
 
 PIPELINE = Pipeline(
     name="qwen3_omni_moe",
@@ -180,6 +181,7 @@ PIPELINE = Pipeline(
             "thinker",
             engine="ar",
             arch=THINKER_ARCH,
+            shared_sections=THINKER_SECTIONS,
             config_name="thinker_config",
             emits=("embeds", "hidden:accept", "positions"),
             final_output="text",
@@ -189,6 +191,7 @@ PIPELINE = Pipeline(
             "talker",
             engine="ar",
             arch="Qwen3OmniMoeTalker",
+            shared_sections=("talker_config.text_config",),
             config_name="talker_config",
             needs="audio",
             emits=("codes",),
@@ -232,6 +235,7 @@ THINKER_ONLY = Pipeline(
             "thinker",
             engine="ar",
             arch=THINKER_ARCH,
+            shared_sections=THINKER_SECTIONS,
             config_name="thinker_config",
             final_output="text",
             owns_tokenizer=True,

@@ -264,6 +264,7 @@ PIPELINE = Pipeline(
             "qwen3_tts",
             engine="ar",
             arch="Qwen3TTSTalker",
+            shared_sections=("talker_config",),
             config_name="talker_config",
             emits=("codes",),
             row_driven=True,

@@ -189,6 +189,7 @@ PIPELINE = Pipeline(
             "vibevoice",
             engine="ar",
             arch="VibeVoiceTalker",
+            shared_sections=("text_config",),
             emits=("sound",),
             row_driven=True,
             owns_tokenizer=True,

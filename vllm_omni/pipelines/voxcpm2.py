@@ -151,6 +151,7 @@ PIPELINE = Pipeline(
             "voxcpm2",
             engine="ar",
             arch="VoxCPM2Talker",
+            shared_sections=("lm_config",),
             emits=("latents",),
             row_driven=True,
             owns_tokenizer=True,

@@ -200,6 +200,7 @@ PIPELINE = Pipeline(
             "voxtral_tts",
             engine="ar",
             arch="VoxtralTTSTalker",
+            shared_sections=("",),
             emits=("codes",),
             row_driven=True,
             owns_tokenizer=True,

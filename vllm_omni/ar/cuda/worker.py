@@ -8,6 +8,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_omni.ar.cuda.model_runner import OmniGPUModelRunner
+from vllm_omni.ar.host import HOST_PID
 from vllm_omni.ar.orphans import end_with
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.errors import OmniConfigError
@@ -21,8 +22,9 @@ class OmniGPUWorker(Worker):
 
     def init_device(self) -> None:
         """Begin to use the device."""
-        if self.local_rank == 0:
-            end_with(os.getppid(), ArStageConfig.of(self.vllm_config).deployment_id)
+        # The host, if there is one: of several ranks, the parent is the engine core.
+        parent = int(os.environ.get(HOST_PID, os.getppid()))
+        end_with(parent, ArStageConfig.of(self.vllm_config).deployment_id)
         super().init_device()
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
