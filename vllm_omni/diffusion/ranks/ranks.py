@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0's side of a replica on several devices."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from vllm_omni.diffusion.ranks.group import Group
+from vllm_omni.diffusion.ranks.messages import (
+    Forward,
+    Outcome,
+    Report,
+    Resume,
+    Share,
+    decode_report,
+    encode,
+    named_autocast,
+    packed,
+)
+from vllm_omni.diffusion.ranks.process import GRACE_S, RankConfig, run_rank
+from vllm_omni.diffusion.ranks.watch import Watch
+from vllm_omni.diffusion.spread import Arguments
+from vllm_omni.diffusion.switch import Autocast, under
+from vllm_omni.diffusion.tensor_trees import filled, iter_tensors
+from vllm_omni.errors import OmniConfigError, OmniGenerateError
+
+logger = logging.getLogger(__name__)
+
+END_S = 5.0
+"""How long the others may take to end before they are killed."""
+
+
+class RankError(OmniGenerateError):
+    """A rank failed where others did not."""
+
+
+class Ranks:
+    """The other ranks of a replica, and this one among them.
+
+    Args:
+        config: What the others are started with; their number is its layout's.
+        device: Kind of device of all of them.
+    """
+
+    def __init__(self, config: RankConfig, device: str) -> None:
+        self.layout = config.layout
+        context = multiprocessing.get_context("fork")
+        self._links: list[Connection] = []
+        self._processes = []
+        for rank in range(1, self.layout.world_size):
+            ours, theirs = context.Pipe()
+            self._links.append(ours)
+            process = context.Process(
+                target=run_rank,
+                args=(config, rank, theirs, tuple(self._links), os.getpid()),
+                name=f"rank {rank}",
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+        names = {process.pid: process.name for process in self._processes}
+        self._watch = Watch({pid: name for pid, name in names.items() if pid}, self._lost)
+        self.group = Group.join(self.layout, 0, rank_device(device, 0), config.folder)
+
+    def wait_until_ready(self) -> None:
+        """Block until the others have loaded their models.
+
+        Raises:
+            OmniConfigError: The deployment or the checkpoint is wrong.
+            RuntimeError: One of them failed for any other reason.
+        """
+        for process, report in zip(self._processes, self._reports(None), strict=True):
+            if report.outcome is Outcome.MISCONFIGURED:
+                raise OmniConfigError(report.reason)
+            if report.outcome is not Outcome.DONE:
+                raise RuntimeError(f"{process.name}: {report.reason}")
+
+    def method(self, component: str, method: str) -> "SpreadMethod":
+        """What runs forwards of one method on all ranks."""
+        return SpreadMethod(self, component, method)
+
+    def run(
+        self,
+        component: str,
+        method: str,
+        forward: Callable[..., Any],
+        autocast: Autocast,
+        shares: Sequence[Arguments],
+    ) -> list[Any]:
+        """See `Spread`."""
+        message = Forward(
+            component,
+            method,
+            named_autocast(autocast),
+            [
+                Share([packed(a) for a in s.args], {n: packed(v) for n, v in s.kwargs.items()})
+                for s in shares
+            ],
+        )
+        self._tell(encode(message))
+        tensors = chain.from_iterable(iter_tensors((s.args, s.kwargs)) for s in shares)
+        self._exchange(lambda: self.group.broadcast(list(tensors)))
+        result, error = None, None
+        try:
+            with under(autocast):
+                result = forward(*shares[0].args, **shares[0].kwargs)
+        except Exception as raised:
+            # Whatever it is: the others are to know before the caller does.
+            error = raised
+        reports = self._reports(None if error is None else GRACE_S)
+        results = [result]
+        for share in range(1, len(shares)):
+            rank = self.layout.leader_of(share)
+            spots = reports[rank - 1].tensors
+            received = self._exchange(lambda r=rank, s=spots: self.group.take_from(r, s))
+            if received and error is None:
+                results.append(filled(result, received))
+        self._settle(reports, error)
+        return results
+
+    def close(self) -> None:
+        """End the others."""
+        self._watch.close()
+        for link in self._links:
+            link.close()
+        for process in self._processes:
+            process.join(END_S)
+            process.kill()
+            process.join()
+
+    def _settle(self, reports: Sequence[Report], error: Exception | None) -> None:
+        """Raise what went wrong, if anything did, once all ranks have ended that forward."""
+        failed = [
+            f"{process.name}: {report.reason}"
+            for process, report in zip(self._processes, reports, strict=True)
+            if report.outcome is not Outcome.DONE
+        ]
+        if failed:
+            self._tell(encode(Resume()))
+        if error is not None:
+            raise error
+        if any(report.outcome is Outcome.NO_MEMORY for report in reports):
+            raise torch.OutOfMemoryError("; ".join(failed))
+        if failed:
+            raise RankError("; ".join(failed))
+
+    def _tell(self, message: bytes) -> None:
+        for process, link in zip(self._processes, self._links, strict=True):
+            try:
+                link.send_bytes(message)
+            except OSError:
+                self._lost(process.name)
+
+    def _reports(self, patience: float | None) -> list[Report]:
+        """What each has to say; the end of this process if one has ended, or is stuck in an
+        exchange that others have left."""
+        reports = []
+        for process, link in zip(self._processes, self._links, strict=True):
+            try:
+                if not link.poll(patience):
+                    self._lost(process.name)
+                reports.append(decode_report(link.recv_bytes()))
+            except (EOFError, OSError):
+                self._lost(process.name)
+        return reports
+
+    def _exchange(self, exchange: Callable[[], Any]) -> Any:
+        try:
+            return exchange()
+        except RuntimeError as error:
+            # Of torch's process groups: there is nobody at the other end.
+            logger.error("Ranks cannot reach each other: %s", error)
+            self._lost("a rank")
+
+    def _lost(self, name: str) -> NoReturn:
+        """End this process, which is no use any more and may hang in a collective."""
+        logger.critical("%s has ended or is stuck; the replica ends with it", name)
+        for process in self._processes:
+            process.kill()
+        logging.shutdown()
+        os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadMethod:
+    """One method of one component, on all ranks."""
+
+    ranks: Ranks
+    component: str
+    name: str
+
+    @property
+    def width(self) -> int:
+        """See `Spread`."""
+        return self.ranks.layout.cfg
+
+    def run(
+        self, forward: Callable[..., Any], autocast: Autocast, shares: Sequence[Arguments]
+    ) -> list[Any]:
+        """See `Spread`."""
+        return self.ranks.run(self.component, self.name, forward, autocast, shares)
+
+
+def rank_device(kind: str, rank: int) -> torch.device:
+    """The device of a rank: ranks count those that the replica may see."""
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, rank)
