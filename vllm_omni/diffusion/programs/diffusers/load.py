@@ -26,7 +26,7 @@ from vllm_omni.diffusion.programs.diffusers.components import (
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.hook_cache import HookCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
-from vllm_omni.diffusion.programs.diffusers.parallel import share
+from vllm_omni.diffusion.programs.diffusers.parallel import MASKED_RANKS, share, unmasked
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
 from vllm_omni.diffusion.programs.diffusers.schedule import (
     shifted,
@@ -81,6 +81,8 @@ def load(ctx: LoadContext) -> Loaded:
         if name in cache:  # which decides for a whole forward, and remembers by request
             methods = {method: replace(rules, max_batch=1) for method, rules in methods.items()}
         spread = ctx.group is not None and name in DENOISERS
+        if spread and ctx.ulysses_degree > MASKED_RANKS:
+            methods = {method: unmasked(rules) for method, rules in methods.items()}
         components[name] = Component(module, methods, within(name, adapters, cache), spread)
     assets = {
         "kit": kit,

@@ -11,7 +11,7 @@ as a small layer takes the device, and refuses to do so on a CPU.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -27,6 +27,8 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 
 from vllm_omni.diffusion.ranks.group import TENSOR, Group
+from vllm_omni.diffusion.rules import CallRules, Mask, Ragged
+from vllm_omni.errors import OmniClientError
 
 COLUMNS, ROWS = "colwise", "rowwise"
 """diffusers' names: a layer's outputs are shared, or its inputs."""
@@ -81,6 +83,11 @@ SHARINGS: Mapping[str, Sharing] = {
 """By class. Those that are compared with one device in the tests."""
 
 
+MASKED_RANKS = 2
+"""With more ranks in a sequence, diffusers puts the parts of a mask together wrongly: it leaves
+padding between those of ranks that have one token less (TemplatedUlyssesAnythingAttention)."""
+
+
 def share(model: ModelMixin, group: Group) -> None:
     """Leave this rank's part of a denoiser, and have it meet the others' where they must.
 
@@ -92,6 +99,13 @@ def share(model: ModelMixin, group: Group) -> None:
         _share_weights(model, group)
     if group.layout.ulysses > 1:
         _share_sequence(model, group)
+
+
+def unmasked(rules: CallRules) -> CallRules:
+    """The same rules, but that only calls with arguments of equal lengths run together."""
+    masks = (Ragged, Mask)
+    kept = {n: rule for n, rule in rules.arguments.items() if not isinstance(rule, masks)}
+    return replace(rules, arguments=kept, ragged_output=None, beside=None)
 
 
 def check_weights(model: ModelMixin, size: int) -> None:
@@ -189,6 +203,17 @@ def _share_sequence(model: ModelMixin, group: Group) -> None:
         if isinstance(module, Attention | MochiAttention | AttentionModuleMixin):
             module.processor._parallel_config = config
     apply_context_parallel(model, sequence, model._cp_plan)
+    if group.layout.ulysses > MASKED_RANKS:
+        model.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+
+
+def _refuse_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward hook: no result is better than a wrong one."""
+    if any(name.endswith("_mask") and value is not None for name, value in kwargs.items()):
+        raise OmniClientError(
+            f"prompts of different lengths in one call: not where more than {MASKED_RANKS} devices "
+            "share a sequence"
+        )
 
 
 def _found(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
