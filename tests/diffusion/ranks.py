@@ -2,13 +2,12 @@
 """Replicas on several devices, and checkpoints with enough heads for them."""
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import psutil
 import torch
 from diffusers import DiffusionPipeline
 
@@ -16,67 +15,94 @@ from tests.conftest import CHECKPOINTS
 from tests.diffusion.parity import Ask, Made, to_message
 from vllm_omni.config.plan import DiffusionStageConfig
 from vllm_omni.connectors.factory import create_connector
+from vllm_omni.connectors.segments import new_deployment_id, sweep
 from vllm_omni.diffusion.client import DiffusionReplica
 from vllm_omni.diffusion.launch import DiffusionLaunch
 from vllm_omni.inputs import ProgramInput
+from vllm_omni.outputs import ProgramOutput
 from vllm_omni.testing.diffusers_tiny import Example, build
 from vllm_omni.testing.diffusers_tiny.weights import randomize
 
 HEADS = 4
-PROGRAM = "vllm_omni.diffusion.programs.diffusers:image"
+DIFFUSERS = "vllm_omni.diffusion.programs.diffusers:image"
+STAGE, CLIENT = "diffusion", "client"
 
 
 def wide(family: str) -> Path:
     """A family's tiny checkpoint, but for a transformer with `HEADS` heads."""
     folder = CHECKPOINTS / "diffusers-wide" / family
     if not (folder / "model_index.json").is_file():
-        pipeline = DiffusionPipeline.from_pretrained(
+        narrow = DiffusionPipeline.from_pretrained(
             build(family, CHECKPOINTS / "diffusers" / family)
         )
-        narrow = pipeline.transformer
-        made = type(narrow).from_config({**narrow.config, "num_attention_heads": HEADS})
-        randomize(made, torch.Generator().manual_seed(0))
-        pipeline.transformer = made
-        pipeline.save_pretrained(folder)
+        cls, config = type(narrow.transformer), narrow.transformer.config
+        narrow.transformer = cls.from_config({**config, "num_attention_heads": HEADS})
+        randomize(narrow.transformer, torch.Generator().manual_seed(0))
+        narrow.save_pretrained(folder)
     return folder
 
 
+class Spread:
+    """A replica on several ranks, and its client.
+
+    Args:
+        replica: That is running.
+        deployment: Its id.
+    """
+
+    def __init__(self, replica: DiffusionReplica, deployment: str) -> None:
+        self.replica = replica
+        self.ranks = psutil.Process(replica.pid).children()
+        self._deployment = deployment
+
+    async def outputs(self, *options: dict[str, Any]) -> list[list[ProgramOutput]]:
+        """What comes of requests with these options, sent together."""
+        for number, each in enumerate(options):
+            await self.replica.submit(str(number), ProgramInput(options=each), None)
+        made: list[list[ProgramOutput]] = [[] for _ in options]
+        missing = len(options)
+        while missing:
+            for output in await asyncio.wait_for(self.replica.outputs(), 60):
+                assert isinstance(output, ProgramOutput)
+                made[int(output.request_id)].append(output)
+                missing -= output.finished
+        return made
+
+    def made(self, example: Example, asks: Sequence[Ask]) -> list[Made]:
+        """What comes of requests to a pipeline that are sent together."""
+        messages = [to_message(example, ask) for ask in asks]
+        outputs = asyncio.run(self.outputs(*(dict(message.options) for message in messages)))
+        assert [each[-1].error for each in outputs] == [None] * len(asks)
+        return [self.tensors(each[-1]) for each in outputs]
+
+    def tensors(self, output: ProgramOutput) -> Made:
+        """What an output holds."""
+        assert output.payload is not None
+        connector = create_connector("SharedMemoryConnector", {}, self._deployment)
+        try:
+            got = connector.get(STAGE, CLIENT, output.payload.key, output.payload)
+            return {name: tensor.clone() for name, tensor in got.items()}
+        finally:
+            connector.close()
+
+
 @contextmanager
-def replica(folder: Path, deployment: str, **settings: Any) -> Iterator[DiffusionReplica]:
-    """A replica of a checkpoint."""
+def spread(program: str, model: str, **settings: Any) -> Iterator[Spread]:
+    """A replica on several ranks; at the end nothing of it is left."""
+    deployment = new_deployment_id()
     launch = DiffusionLaunch(
-        program=PROGRAM,
-        settings=DiffusionStageConfig(model=str(folder), device="cpu", **settings),
-        stage="diffusion",
-        source="client",
+        program=program,
+        settings=DiffusionStageConfig(model=model, device="cpu", **settings),
+        stage=STAGE,
+        source=CLIENT,
         deployment_id=deployment,
         init_timeout=120,
     )
-    running = launch.begin().ready()
+    running = Spread(launch.begin().ready(), deployment)
     try:
         yield running
     finally:
-        running.shutdown()
-
-
-async def made_by(
-    running: DiffusionReplica, deployment: str, example: Example, asks: Sequence[Ask]
-) -> list[Made]:
-    """What a replica makes of requests that come together."""
-    connector = create_connector("SharedMemoryConnector", {}, deployment)
-    try:
-        for number, ask in enumerate(asks):
-            message = to_message(example, ask)
-            options = json.loads(msgspec.json.encode(message.options))
-            await running.submit(str(number), ProgramInput(options=options), None)
-        done: dict[str, Made] = {}
-        while len(done) < len(asks):
-            for output in await asyncio.wait_for(running.outputs(), 60):
-                assert output.error is None, output.error
-                if output.payload is not None:
-                    key = output.payload.key
-                    got = connector.get("diffusion", "client", key, output.payload)
-                    done[output.request_id] = {n: t.clone() for n, t in got.items()}
-        return [done[str(number)] for number in range(len(asks))]
-    finally:
-        connector.close()
+        running.replica.shutdown()
+        gone, left = psutil.wait_procs(running.ranks, timeout=10)
+        assert not left and len(gone) == len(running.ranks)
+        assert sweep(deployment) == 0, "segments were left in /dev/shm"
