@@ -109,7 +109,7 @@ class Worker:
         settings = config.settings
         spec = resolve_program(config.program)
         device = torch.device(settings.device)
-        group = None if ranks is None else ranks.group
+        group = None if ranks is None else ranks.join()
         with torch.inference_mode():
             loaded = spec.load(load_context(settings, device, group))
         if ranks is not None:
@@ -119,7 +119,7 @@ class Worker:
             spec,
             loaded,
             device=device,
-            max_batch=settings.max_batch,
+            max_batch=max(settings.max_batch, settings.cfg_parallel_size),
             max_requests=config.max_requests,
             graphs=() if settings.enforce_eager else config.graph_lengths,
             ranks=ranks,

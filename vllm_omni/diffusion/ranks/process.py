@@ -64,6 +64,11 @@ class RankConfig:
     layout: Layout
 
 
+def rank_device(kind: str, rank: int) -> torch.device:
+    """The device of a rank: ranks count those that the replica may see."""
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, rank)
+
+
 def run_rank(
     config: RankConfig, rank: int, link: Connection, not_ours: tuple[Connection, ...], first: int
 ) -> None:
@@ -105,8 +110,7 @@ class _Rank:
     """The rank's models and what it does with them."""
 
     def __init__(self, config: RankConfig, rank: int, link: Connection) -> None:
-        kind = config.settings.device
-        device = torch.device(kind) if kind == "cpu" else torch.device(kind, rank)
+        device = rank_device(config.settings.device, rank)
         self._link = link
         self._group = Group.join(config.layout, rank, device, config.folder)
         spread = resolve_program(config.program).spread

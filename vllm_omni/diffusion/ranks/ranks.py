@@ -24,7 +24,7 @@ from vllm_omni.diffusion.ranks.messages import (
     named_autocast,
     packed,
 )
-from vllm_omni.diffusion.ranks.process import GRACE_S, RankConfig, run_rank
+from vllm_omni.diffusion.ranks.process import GRACE_S, RankConfig, rank_device, run_rank
 from vllm_omni.diffusion.ranks.watch import Watch
 from vllm_omni.diffusion.spread import Arguments
 from vllm_omni.diffusion.switch import Autocast, under
@@ -67,7 +67,13 @@ class Ranks:
             self._processes.append(process)
         names = {process.pid: process.name for process in self._processes}
         self._watch = Watch({pid: name for pid, name in names.items() if pid}, self._lost)
-        self.group = Group.join(self.layout, 0, rank_device(device, 0), config.folder)
+        self._device = rank_device(device, 0)
+        self._folder = config.folder
+
+    def join(self) -> Group:
+        """Meet the others; from here on this process uses its device."""
+        self.group = Group.join(self.layout, 0, self._device, self._folder)
+        return self.group
 
     def wait_until_ready(self) -> None:
         """Block until the others have loaded their models.
@@ -206,8 +212,3 @@ class SpreadMethod:
     ) -> list[Any]:
         """See `Spread`."""
         return self.ranks.run(self.component, self.name, forward, autocast, shares)
-
-
-def rank_device(kind: str, rank: int) -> torch.device:
-    """The device of a rank: ranks count those that the replica may see."""
-    return torch.device(kind) if kind == "cpu" else torch.device(kind, rank)

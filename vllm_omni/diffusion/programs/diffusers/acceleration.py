@@ -53,6 +53,7 @@ def accelerate(pipeline: DiffusionPipeline, kit: Kit, ctx: LoadContext) -> None:
     """
     models = list(denoisers(pipeline).values())
     if ctx.group is not None:
+        logger.info("Denoisers are not compiled: they run on several devices")
         use_asked_attention(models, ctx)
         return
     backends, compiles = _backends(ctx), _compiles(models, ctx)
