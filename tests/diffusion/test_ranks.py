@@ -20,6 +20,7 @@ from vllm_omni.diffusion.programs.diffusers import image as image_program
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.fork_server import fork_server
+from vllm_omni.inputs import ProgramInput
 from vllm_omni.testing.diffusers_tiny import recipe
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
@@ -37,8 +38,10 @@ LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen_image", {"ulysses_degree": 4}),
     ("qwen_image", {"cfg_parallel_size": 2, "ulysses_degree": 2}),
     ("wan21_t2v", {"tensor_parallel_size": 2, "ulysses_degree": 2}),
-    ("wan21_t2v", {"cfg_parallel_size": 2}),
     ("wan21_t2v", {"ulysses_degree": 4}),
+    ("wan21_i2v", {"tensor_parallel_size": 2}),
+    ("wan22_t2v", {"cfg_parallel_size": 2}),
+    ("wan22_ti2v", {"ulysses_degree": 2}),
 ]
 
 
@@ -83,18 +86,18 @@ def test_random_weights_are_the_same_on_all_ranks() -> None:
 
 async def test_failures_of_ranks_are_the_requests() -> None:
     with spread(FRAGILE, "", cfg_parallel_size=2) as running:
-        ((everywhere,),) = await running.outputs({"failing": [0, 1]})
+        ((everywhere,),) = await running.outputs(ProgramInput(options={"failing": [0, 1]}))
         assert everywhere.error is not None
         assert everywhere.error.message == "fragile failed: ArithmeticError"
-        ((there,),) = await running.outputs({"failing": [1]})
+        ((there,),) = await running.outputs(ProgramInput(options={"failing": [1]}))
         assert there.error is not None
         assert there.error.message == (
             "fragile failed: rank 1: ArithmeticError: rank 1 was told to"
         )
-        ((here,),) = await running.outputs({"failing": [0]})
+        ((here,),) = await running.outputs(ProgramInput(options={"failing": [0]}))
         assert here.error is not None
         # Each row of a call went to a rank of its own.
-        ((good,),) = await running.outputs({})
+        ((good,),) = await running.outputs(ProgramInput(options={}))
         assert running.tensors(good)["numbers"].tolist() == [0.0, 1.0]
 
 
@@ -103,7 +106,7 @@ async def test_a_rank_that_others_wait_for_in_vain_ends_all() -> None:
         spread(FRAGILE, "", cfg_parallel_size=2) as running,
         pytest.raises(EngineDeadError, match="exit code 1"),
     ):
-        await running.outputs({"failing": [1, MEETING]})
+        await running.outputs(ProgramInput(options={"failing": [1, MEETING]}))
 
 
 @pytest.mark.parametrize("victim", ["first", "other"])
