@@ -31,9 +31,10 @@ BOUND = 2e-5
 ASKS = MIXED[:4]
 """Of different lengths, steps and guidance; the first two run alone as well."""
 LAYOUTS: list[tuple[str, dict[str, int]]] = [
-    ("flux", {"tensor_parallel_size": 2}),
     ("flux", {"ulysses_degree": 2}),
     ("flux", {"cfg_parallel_size": 2, "tensor_parallel_size": 2}),
+    ("flux2", {"tensor_parallel_size": 2}),
+    ("flux2_klein", {"cfg_parallel_size": 2, "ulysses_degree": 2}),
     ("qwen_image", {"tensor_parallel_size": 4}),
     ("qwen_image", {"ulysses_degree": 4}),
     ("qwen_image", {"cfg_parallel_size": 2, "ulysses_degree": 2}),

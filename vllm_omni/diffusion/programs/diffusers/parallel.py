@@ -77,6 +77,7 @@ WAN = Sharing(
 
 SHARINGS: Mapping[str, Sharing] = {
     "FluxTransformer2DModel": Sharing(),
+    "Flux2Transformer2DModel": Sharing(),
     "QwenImageTransformer2DModel": Sharing(),
     "WanTransformer3DModel": WAN,
 }

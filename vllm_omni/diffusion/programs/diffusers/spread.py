@@ -21,6 +21,8 @@ from vllm_omni.diffusion.ranks.group import BACKENDS
 from vllm_omni.diffusion.spec import LoadContext
 from vllm_omni.errors import OmniConfigError
 
+GUIDED = "do_classifier_free_guidance"
+"""What pipelines have that are guided, some of them away from nothing (FLUX.2 Klein)."""
 WHOLE_SEQUENCES = ("FLASH_ATTN_3",)
 """Attention backends that diffusers shares no sequences with."""
 
@@ -34,7 +36,8 @@ def check(ctx: LoadContext) -> None:
     _check_settings(ctx)
     index = model_index(ctx.model, ctx.revision)
     pipeline = pipeline_class(ctx.model_class_name or index["_class_name"])
-    if ctx.cfg_parallel_size > 1 and "negative_prompt" not in call_parameters(pipeline):
+    guided = "negative_prompt" in call_parameters(pipeline)
+    if ctx.cfg_parallel_size > 1 and not (guided or GUIDED in dir(pipeline)):
         raise OmniConfigError(
             f"cfg_parallel_size = {ctx.cfg_parallel_size}: {pipeline.__name__} has no "
             "guidance whose halves could run apart"
