@@ -48,7 +48,9 @@ LAYOUTS: list[tuple[str, dict[str, int]]] = [
 
 @pytest.fixture(scope="module", autouse=True)
 def forker() -> None:
-    """Before this process computes anything."""
+    """Before this process computes anything, and after it has imported what ranks need."""
+    for family, _ in LAYOUTS:
+        recipe(family)
     fork_server()
 
 
@@ -92,9 +94,7 @@ async def test_failures_of_ranks_are_the_requests() -> None:
         assert everywhere.error.message == "fragile failed: ArithmeticError"
         ((there,),) = await running.outputs(ProgramInput(options={"failing": [1]}))
         assert there.error is not None
-        assert there.error.message == (
-            "fragile failed: rank 1: ArithmeticError: rank 1 was told to"
-        )
+        assert there.error.message == "fragile failed: rank 1: ArithmeticError"
         ((here,),) = await running.outputs(ProgramInput(options={"failing": [0]}))
         assert here.error is not None
         # Each row of a call went to a rank of its own.

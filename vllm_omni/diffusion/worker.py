@@ -85,10 +85,14 @@ def start_ranks(config: WorkerConfig) -> Ranks | None:
         return None
     spread = resolve_program(config.program).spread
     if spread is None:
-        raise OmniConfigError(f"program {config.program!r} runs on one device only: {layout}")
+        raise OmniConfigError(
+            f"program {config.program!r} runs on one device only: tensor_parallel_size, "
+            "ulysses_degree and cfg_parallel_size must be 1"
+        )
     spread.check(load_context(settings, torch.device(settings.device)))
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // layout.world_size))
+    logger.info("Stage %s runs on %d ranks: %s", config.stage, layout.world_size, layout)
     ranks = RankConfig(config.program, settings, config.stage, config.folder, layout)
     return Ranks(ranks, settings.device)
 

@@ -106,11 +106,13 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         outcome: How that went.
-        reason: Why it went wrong.
+        kind: Class of what was raised, which a client may be told.
+        reason: What it says.
         tensors: What the rank sends back.
     """
 
     outcome: Outcome = Outcome.DONE
+    kind: str = ""
     reason: str = ""
     tensors: tuple[Spot, ...] = ()
 

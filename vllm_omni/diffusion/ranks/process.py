@@ -99,7 +99,7 @@ def run_rank(
         logger.error("Rank %d did not start:\n%s", rank, traceback.format_exc())
         misconfigured = isinstance(error, OmniConfigError)
         outcome = Outcome.MISCONFIGURED if misconfigured else Outcome.FAILED
-        link.send_bytes(encode(Report(outcome, str(error) or type(error).__name__)))
+        link.send_bytes(encode(Report(outcome, type(error).__name__, str(error))))
         link.poll(None)
         return
     link.send_bytes(encode(Report()))
@@ -165,10 +165,9 @@ class _Rank:
     def _fail(self, error: Exception) -> None:
         """Say that a forward failed here; end if others go on waiting for this rank in it."""
         outcome = Outcome.NO_MEMORY if is_out_of_memory(error) else Outcome.FAILED
-        reason = f"{type(error).__name__}: {error}"
-        self._report(Report(outcome, reason))
+        self._report(Report(outcome, type(error).__name__, str(error)))
         if not self._link.poll(GRACE_S):
-            logger.critical("Failed where other ranks did not: %s", reason)
+            logger.critical("Failed where other ranks wait: %s: %s", type(error).__name__, error)
             os._exit(1)
 
     def _report(self, report: Report) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ from vllm_omni.diffusion.tensor_trees import filled, iter_tensors
 from vllm_omni.errors import OmniConfigError, OmniGenerateError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 END_S = 5.0
 """How long the others may take to end before they are killed."""
@@ -69,11 +71,12 @@ class Ranks:
         self._watch = Watch({pid: name for pid, name in names.items() if pid}, self._lost)
         self._device = rank_device(device, 0)
         self._folder = config.folder
+        self._group: Group | None = None
 
     def join(self) -> Group:
         """Meet the others; from here on this process uses its device."""
-        self.group = Group.join(self.layout, 0, self._device, self._folder)
-        return self.group
+        self._group = Group.join(self.layout, 0, self._device, self._folder)
+        return self._group
 
     def wait_until_ready(self) -> None:
         """Block until the others have loaded their models.
@@ -86,7 +89,7 @@ class Ranks:
             if report.outcome is Outcome.MISCONFIGURED:
                 raise OmniConfigError(report.reason)
             if report.outcome is not Outcome.DONE:
-                raise RuntimeError(f"{process.name}: {report.reason}")
+                raise RuntimeError(f"{process.name}: {report.kind}: {report.reason}")
 
     def method(self, component: str, method: str) -> "SpreadMethod":
         """What runs forwards of one method on all ranks."""
@@ -101,18 +104,11 @@ class Ranks:
         shares: Sequence[Arguments],
     ) -> list[Any]:
         """See `Spread`."""
-        message = Forward(
-            component,
-            method,
-            named_autocast(autocast),
-            [
-                Share([packed(a) for a in s.args], {n: packed(v) for n, v in s.kwargs.items()})
-                for s in shares
-            ],
-        )
-        self._tell(encode(message))
+        group = self._group
+        assert group is not None  # it has joined
+        self._tell(encode(_message(component, method, autocast, shares)))
         tensors = chain.from_iterable(iter_tensors((s.args, s.kwargs)) for s in shares)
-        self._exchange(lambda: self.group.broadcast(list(tensors)))
+        self._exchange(lambda: group.broadcast(list(tensors)))
         result, error = None, None
         try:
             with under(autocast):
@@ -120,16 +116,19 @@ class Ranks:
         except Exception as raised:
             # Whatever it is: the others are to know before the caller does.
             error = raised
-        reports = self._reports(None if error is None else GRACE_S)
-        results = [result]
-        for share in range(1, len(shares)):
-            rank = self.layout.leader_of(share)
-            spots = reports[rank - 1].tensors
-            received = self._exchange(lambda r=rank, s=spots: self.group.take_from(r, s))
-            if received and error is None:
-                results.append(filled(result, received))
-        self._settle(reports, error)
-        return results
+        try:
+            reports = self._reports(None if error is None else GRACE_S)
+            others = [self._taken(group, share, reports) for share in range(1, len(shares))]
+            self._settle(reports, error)
+        finally:
+            del error  # its traceback leads to this frame
+        return [result, *(filled(result, tensors) for tensors in others)]
+
+    def _taken(self, group: Group, share: int, reports: Sequence[Report]) -> list[torch.Tensor]:
+        """What came of a share that others have run; nothing if it failed."""
+        rank = self.layout.leader_of(share)
+        spots = reports[rank - 1].tensors
+        return self._exchange(lambda: group.take_from(rank, spots))
 
     def close(self) -> None:
         """End the others."""
@@ -143,19 +142,21 @@ class Ranks:
 
     def _settle(self, reports: Sequence[Report], error: Exception | None) -> None:
         """Raise what went wrong, if anything did, once all ranks have ended that forward."""
-        failed = [
-            f"{process.name}: {report.reason}"
+        failed = {
+            process.name: report
             for process, report in zip(self._processes, reports, strict=True)
             if report.outcome is not Outcome.DONE
-        ]
+        }
         if failed:
             self._tell(encode(Resume()))
         if error is not None:
             raise error
-        if any(report.outcome is Outcome.NO_MEMORY for report in reports):
-            raise torch.OutOfMemoryError("; ".join(failed))
+        for name, report in failed.items():
+            logger.error("%s failed: %s: %s", name, report.kind, report.reason)
+        if any(report.outcome is Outcome.NO_MEMORY for report in failed.values()):
+            raise torch.OutOfMemoryError(f"on {', '.join(failed)}")
         if failed:
-            raise RankError("; ".join(failed))
+            raise RankError("; ".join(f"{name}: {each.kind}" for name, each in failed.items()))
 
     def _tell(self, message: bytes) -> None:
         for process, link in zip(self._processes, self._links, strict=True):
@@ -177,7 +178,7 @@ class Ranks:
                 self._lost(process.name)
         return reports
 
-    def _exchange(self, exchange: Callable[[], Any]) -> Any:
+    def _exchange(self, exchange: Callable[[], T]) -> T:
         try:
             return exchange()
         except RuntimeError as error:
@@ -192,6 +193,16 @@ class Ranks:
             process.kill()
         logging.shutdown()
         os._exit(1)
+
+
+def _message(
+    component: str, method: str, autocast: Autocast, shares: Sequence[Arguments]
+) -> Forward:
+    packed_shares = [
+        Share([packed(a) for a in s.args], {n: packed(v) for n, v in s.kwargs.items()})
+        for s in shares
+    ]
+    return Forward(component, method, named_autocast(autocast), packed_shares)
 
 
 @dataclass(frozen=True, slots=True)
