@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vllm_omni.config.ledger import Ledger
 from vllm_omni.config.pipeline import Pipeline, Stage
 from vllm_omni.errors import OmniConfigError
 
@@ -64,6 +65,13 @@ def test_replicas_have_devices_of_their_own(plan: Planner) -> None:
     deploy = only(devices="0,1,2,3", num_replicas=2, tensor_parallel_size=2)
     (painter,) = plan(deploy, pipeline=PICTURES, host=GPUS).stages
     assert painter.devices == (("0", "1"), ("2", "3"))
+
+
+def test_only_tensor_parallelism_divides_weights(plan: Planner) -> None:
+    deploy = only(devices="0,1,2,3", tensor_parallel_size=2, cfg_parallel_size=2)
+    stages = plan(deploy, pipeline=PICTURES, host=GPUS).stages
+    claims = Ledger.of(stages, lambda stage: 100).claims
+    assert [claims[device][0].weights for device in "0123"] == [50, 0, 0, 0]
 
 
 def test_ranks_share_a_cpu(plan: Planner) -> None:
