@@ -14,7 +14,7 @@ from vllm_omni.config.flag_types import count, positive_int, positive_seconds
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey, warn_idle
 from vllm_omni.config.limits import ServingLimits
 from vllm_omni.config.plan import DeploymentPlan, Reliability
-from vllm_omni.config.schema import StageKeys, describe, diffusion_keys, key_type
+from vllm_omni.config.schema import StageKeys, describe, diffusion_keys, flag_aliases_of, key_type
 from vllm_omni.errors import OmniConfigError
 
 logger = init_logger(__name__)
@@ -160,7 +160,8 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
 def _add_stage_flags(group: argparse._ArgumentGroup) -> None:
     """A flag for every key of a diffusion stage that vLLM has none for."""
     for name in diffusion_keys():
-        options, text = ["--" + name.replace("_", "-")], describe(name)
+        options = ["--" + name.replace("_", "-"), *flag_aliases_of(name)]
+        text = describe(name)
         kind = key_type(name)
         if kind is bool:
             action = argparse.BooleanOptionalAction

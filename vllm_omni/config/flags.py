@@ -11,6 +11,7 @@ from vllm_omni.config.engine_args import is_entry_only
 from vllm_omni.config.idle import FLAG_IDLE, STAGE_IDLE, IdleKey
 from vllm_omni.config.load import split_dotted
 from vllm_omni.config.pipeline import Pipeline, Stage
+from vllm_omni.config.plan import PIPELINE_SETTINGS
 from vllm_omni.config.problems import Problem, config_error, from_validation_error
 from vllm_omni.config.schema import StageOverride, flag_engines_of
 
@@ -42,8 +43,11 @@ class Flags:
 
 def takes(pipeline: Pipeline, stage: Stage, key: str) -> bool:
     """Whether a flag that names no stage goes to this one."""
-    if stage.engine not in flag_engines_of(key):
+    engines = flag_engines_of(key)
+    if stage.engine not in engines:
         return False
+    if key in PIPELINE_SETTINGS and "ar" in engines and stage.engine == "diffusion":
+        return stage.takes_generation  # a codec's decoder is not meant
     return stage == pipeline.entry or not is_entry_only(key)
 
 

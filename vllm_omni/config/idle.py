@@ -72,19 +72,16 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "enable_broadcast_weight_load": _flag("bool", "Rank 0 reads weights, the others receive."),
     "num_weight_load_threads": _flag("int", "Threads that load weights."),
     # parallelism
-    "ulysses_degree": _flag("int", "Ulysses sequence parallelism.", "--usp"),
     "ulysses_mode": _flag("str", "`strict` or `advanced_uaa`."),
     "ulysses_a2a_permute": _flag("bool", "Fuse the permutation with the all-to-all."),
     "ring_degree": _flag("int", "Ring attention.", "--ring"),
     "allgather_degree": _flag("int", "All-gather sequence parallelism."),
-    "cfg_parallel_size": _flag("int", "Classifier-free guidance parallelism."),
     "vae_patch_parallel_size": _flag("int", "Devices that share a VAE call."),
     "vae_parallel_mode": _flag("str", "How a VAE call is shared."),
     "text_encoder_tp_size": _flag("int", "Tensor parallelism of the text encoder."),
     "use_hsdp": _flag("bool", "Hybrid sharded data parallelism."),
     "hsdp_shard_size": _flag("int", "Devices that share one copy of the weights."),
     "hsdp_replicate_size": _flag("int", "Copies of the weights."),
-    "parallel_config": _planned("json", "Parallelism of a diffusion stage as one mapping."),
     # performance
     "step_execution": _flag("bool", "Schedule denoising step by step; always so here."),
     "request_batch_max_wait_ms": _flag("float", "Longest wait for a fuller batch."),
@@ -123,6 +120,25 @@ STAGE_IDLE: Mapping[str, IdleKey] = {
     "host_weight_runtime_root": _flag("str", "Folder of the host weight runtime."),
 }
 """In an entry of `stages`, in `engine_extras` and in `--stage-overrides`."""
+
+PARALLEL_IDLE: Mapping[str, IdleKey] = {
+    **{
+        name: STAGE_IDLE[name]
+        for name in (
+            "ulysses_mode",
+            "ring_degree",
+            "allgather_degree",
+            "vae_patch_parallel_size",
+            "vae_parallel_mode",
+            "text_encoder_tp_size",
+            "use_hsdp",
+            "hsdp_shard_size",
+            "hsdp_replicate_size",
+        )
+    },
+    "sequence_parallel_size": IdleKey("`ulysses_degree` says it.", "int", dead=True),
+}
+"""In `parallel_config`."""
 
 EXTRAS_IDLE: Mapping[str, IdleKey] = {
     "engine_backend": IdleKey("There is one diffusion engine.", dead=True),

@@ -150,13 +150,21 @@ class Ledger:
 
 
 def _claims(stage: StagePlan, weights: int) -> Iterator[tuple[str, Claim]]:
-    """Of each replica on each of its devices, which share its weights."""
+    """Of each replica on each of its devices."""
     for replica_id, devices in enumerate(stage.devices):
         name = f"stage {stage.stage_id} ({stage.name})"
         if stage.num_replicas > 1:
             name += f" replica {replica_id}"
-        for device in devices:
-            yield device, _claim(stage, name, weights // len(devices))
+        for position, device in enumerate(devices):
+            yield device, _claim(stage, name, _part(stage, position, weights))
+
+
+def _part(stage: StagePlan, position: int, weights: int) -> int:
+    """Bytes of a replica's weights that one of its devices takes at least; 0 if unknown."""
+    if stage.diffusion is None:
+        return weights // len(stage.devices[0])
+    # The first has all models, its part of the denoisers; the others these alone.
+    return 0 if position else weights // stage.diffusion.tensor_parallel_size
 
 
 def _claim(stage: StagePlan, name: str, weights: int) -> Claim:

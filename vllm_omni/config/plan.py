@@ -49,6 +49,9 @@ class PipelineSettings:
         diffusion_attention_backend: Of the denoisers, or `auto`.
         diffusion_compile_granularity: What of the denoisers is compiled: `regional` or `full`.
         diffusion_compile_dynamic: Compile for sizes that vary.
+        tensor_parallel_size: Devices that share the denoisers' weights.
+        cfg_parallel_size: Groups of devices that take different rows of a batch.
+        ulysses_degree: Devices that share a sequence.
     """
 
     model_class_name: str | None = None
@@ -66,6 +69,9 @@ class PipelineSettings:
     diffusion_attention_backend: str = "auto"
     diffusion_compile_granularity: str = "regional"
     diffusion_compile_dynamic: bool = True
+    tensor_parallel_size: int = 1
+    cfg_parallel_size: int = 1
+    ulysses_degree: int = 1
 
     def of_pipeline(self) -> dict[str, Any]:
         """These settings alone, by name."""

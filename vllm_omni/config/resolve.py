@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -33,6 +34,12 @@ PLATFORM_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 vLLM's model runner for it does not schedule ahead."""
 
 FALLBACK: Mapping[str, Any] = {"devices": "0", "num_replicas": 1}
+
+WORLD_SIZES: Mapping[str, tuple[str, ...]] = {
+    "ar": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    "diffusion": ("tensor_parallel_size", "cfg_parallel_size", "ulysses_degree"),
+}
+"""By engine, the keys whose product is the number of a replica's devices."""
 
 _NOT_GIVEN: Any = object()
 _SAMPLING = frozenset({"default_sampling_params", "subtalker_sampling_params"})
@@ -175,6 +182,8 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
         "gpu_memory_utilization": "gpu_memory_utilization",
         **{name: name for name in PIPELINE_SETTINGS},
     }
+    if not inputs.stage.takes_generation:
+        names = {key: name for key, name in names.items() if key not in PIPELINE_SETTINGS}
     given = {names[key]: setting.value for key, setting in settings.items() if key in names}
     model = _value(settings, "model", inputs.model)
     on_cpu = _value(settings, "devices") == "cpu"
@@ -200,12 +209,11 @@ def _warn_without_effect(inputs: StageInputs, settings: Mapping[str, Setting]) -
 def _devices(
     inputs: StageInputs, settings: Mapping[str, Setting], num_replicas: int
 ) -> tuple[tuple[str, ...], ...]:
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    stage = inputs.stage
+    parallel = stage.engine == "ar" or stage.takes_generation
+    sizes = WORLD_SIZES[stage.engine] if parallel else ()
     given = {key: settings[key] for key in sizes if key in settings}
-    world_size = 1
-    if inputs.stage.engine == "ar":
-        for setting in given.values():
-            world_size *= setting.value
+    world_size = prod(setting.value for setting in given.values())
     devices: str = _value(settings, "devices")
     available = len(devices.split(","))
     if devices != "cpu" and world_size > 1 and available < num_replicas * world_size:
@@ -221,11 +229,12 @@ def _devices(
     used = sum(len(group) for group in groups)
     if devices != "cpu" and used < available:
         logger.warning_once(
-            '%s uses %d of its %d devices "%s"; raise tensor_parallel_size or num_replicas',
+            '%s uses %d of its %d devices "%s"; raise one of %s',
             inputs.where,
             used,
             available,
             devices,
+            ", ".join((*sizes, "num_replicas")),
         )
     return groups
 

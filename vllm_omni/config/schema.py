@@ -8,28 +8,23 @@ error that names the nearest known key.
 
 from collections.abc import Mapping
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from vllm_omni.config.capture_sizes import ConnectorExtra
 from vllm_omni.config.devices import normalize_devices
-from vllm_omni.config.engine_args import OWNED, coerce_engine_arg, engine_arg_types
-from vllm_omni.config.idle import DEPLOY_IDLE, EXTRAS_IDLE, STAGE_IDLE, IdleKey
+from vllm_omni.config.idle import DEPLOY_IDLE, EXTRAS_IDLE, PARALLEL_IDLE, STAGE_IDLE, IdleKey
 from vllm_omni.config.problems import (
-    UNKNOWN_KEYS,
-    Problem,
     did_you_mean,
     from_validation_error,
 )
+from vllm_omni.config.section import AR, BOTH, DIFFUSION, Engine, Section, key
 from vllm_omni.config.values import (
     ATTENTION_BACKENDS,
     STEP_CACHES,
@@ -44,81 +39,6 @@ from vllm_omni.config.values import (
 
 PLATFORMS = ("cpu", "cuda", "musa", "npu", "rocm", "xpu")
 
-Engine = Literal["ar", "diffusion"]
-AR: tuple[Engine, ...] = ("ar",)
-DIFFUSION: tuple[Engine, ...] = ("diffusion",)
-BOTH: tuple[Engine, ...] = ("ar", "diffusion")
-
-
-def key(
-    description: str,
-    *,
-    engines: tuple[Engine, ...] = BOTH,
-    flag: tuple[Engine, ...] = (),
-    **constraints: Any,
-) -> Any:
-    """A key that is not set by default.
-
-    Args:
-        description: For the docs and the flag's help.
-        engines: Engines of the stages on which it has an effect.
-        flag: Engines of the stages that the command-line flag of the same name goes to.
-        constraints: Pydantic's (`ge`, ...).
-    """
-    extra = {"engines": list(engines), "flag": list(flag)}
-    return Field(default=None, description=description, json_schema_extra=extra, **constraints)
-
-
-class Section(BaseModel):
-    """A mapping of the deploy file. It rejects unknown keys itself, to say them well."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
-    idle_keys: ClassVar[Mapping[str, IdleKey]] = {}
-    takes_engine_args: ClassVar[bool] = False
-    misplaced: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping):
-            return raw
-        checked: dict[str, Any] = {}
-        problems: list[Problem] = []
-        for name, value in raw.items():
-            if name in cls.model_fields or name in cls.idle_keys:
-                checked[name] = value
-                continue
-            try:
-                checked[str(name)] = cls._check_extra(str(name), value)
-            except ValueError as error:
-                problems.append(Problem(str(name), value, str(error)))
-        if problems:
-            raise PydanticCustomError(UNKNOWN_KEYS, "unknown keys", {"problems": problems})
-        return checked
-
-    @classmethod
-    def _check_extra(cls, name: str, value: Any) -> Any:
-        """The value of a key that is no field; ValueError if it is not allowed or wrong."""
-        if cls.takes_engine_args and name in engine_arg_types():
-            return coerce_engine_arg(name, value)
-        if cls.takes_engine_args and name in OWNED:
-            raise ValueError(f"may not be set: {OWNED[name]}")
-        if name in cls.misplaced:
-            raise ValueError(f"unknown key here: {cls.misplaced[name]}")
-        raise ValueError("unknown key" + did_you_mean(name, cls.known_keys()))
-
-    @classmethod
-    def known_keys(cls) -> tuple[str, ...]:
-        """All keys that the section takes; own ones first."""
-        vllm = tuple(engine_arg_types()) if cls.takes_engine_args else ()
-        return tuple(dict.fromkeys((*cls.model_fields, *cls.idle_keys, *vllm)))
-
-    def given(self) -> dict[str, Any]:
-        """Keys that were given a value, idle ones included."""
-        names = [*(n for n in type(self).model_fields if n in self.model_fields_set)]
-        values = {name: self.__dict__[name] for name in names} | (self.model_extra or {})
-        return {name: value for name, value in values.items() if value is not None}
-
 
 class ConnectorConfig(Section):
     """How tensors travel between two stages."""
@@ -127,6 +47,19 @@ class ConnectorConfig(Section):
     extra: ConnectorExtra = Field(
         {}, description="Settings of the connector, and of the edge (`codec_chunk_frames`, ...)."
     )
+
+
+class ParallelConfig(Section):
+    """The sizes of a stage's parallelism in one mapping, as existing deploy files write them."""
+
+    idle_keys: ClassVar[Mapping[str, IdleKey]] = PARALLEL_IDLE
+
+    tensor_parallel_size: Int | None = key("As the stage key.", ge=1)
+    pipeline_parallel_size: Int | None = key("As the stage key.", engines=AR, ge=1)
+    data_parallel_size: Int | None = key("As the stage key.", engines=AR, ge=1)
+    enable_expert_parallel: bool | None = key("vLLM's.", engines=AR)
+    cfg_parallel_size: Int | None = key("As the stage key.", engines=DIFFUSION, ge=1)
+    ulysses_degree: Int | None = key("As the stage key.", engines=DIFFUSION, ge=1)
 
 
 class StageKeys(Section):
@@ -197,13 +130,34 @@ class StageKeys(Section):
         ge=1,
     )
     tensor_parallel_size: Int | None = key(
-        "Devices that share one replica's weights.", engines=AR, flag=AR, ge=1
+        "Devices that share one replica's weights; of a diffusion stage, the denoisers'.",
+        engines=BOTH,
+        flag=BOTH,
+        ge=1,
+    )
+    cfg_parallel_size: Int | None = key(
+        "Groups of devices that take different rows of a batch each, so that both halves of "
+        "guidance run at the same time.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        ge=1,
+    )
+    ulysses_degree: Int | None = key(
+        "Devices that share a denoiser's sequences (Ulysses), of whatever length.",
+        engines=DIFFUSION,
+        flag=DIFFUSION,
+        aliases=("--usp",),
+        ge=1,
     )
     pipeline_parallel_size: Int | None = key(
         "Devices that take layers in turn; of stages without rows.", engines=AR, flag=AR, ge=1
     )
     data_parallel_size: Int | None = key(
         "vLLM's own data parallelism; of stages without rows.", engines=AR, flag=AR, ge=1
+    )
+    parallel_config: ParallelConfig | None = key(
+        "Sizes of the stage's parallelism in one mapping: `tensor_parallel_size`, "
+        "`cfg_parallel_size`, `ulysses_degree`, ..."
     )
     max_num_batched_tokens: Int | None = key(
         "Most tokens in one engine step.", engines=AR, flag=AR, ge=1
@@ -332,11 +286,18 @@ class StageOverride(StageKeys):
         return self
 
     def _places(self) -> list[tuple[str, dict[str, Any]]]:
-        nested = ("engine_extras", "engine_args")
+        nested = {
+            "engine_extras": self.engine_extras,
+            "engine_args": self.engine_args,
+            "parallel_config": self.parallel_config,
+        }
         places = [("the stage", {k: v for k, v in self.given().items() if k not in nested})]
-        for name, extras in zip(nested, (self.engine_extras, self.engine_args), strict=True):
-            if extras is not None:
-                places.append((name, extras.given()))
+        for name, section in nested.items():
+            if section is not None:
+                places.append((name, section.given()))
+        for name, values in list(places):
+            if isinstance(sizes := values.pop("parallel_config", None), ParallelConfig):
+                places.append((f"{name}.parallel_config", sizes.given()))
         return places
 
     def settings(self) -> dict[str, Any]:
@@ -345,11 +306,11 @@ class StageOverride(StageKeys):
         for _, values in self._places():
             merged |= values
         merged.pop("stage_id", None)
-        return {k: v for k, v in merged.items() if k not in EngineExtras.idle_keys}
+        return {k: v for k, v in merged.items() if k not in EngineExtras.idle_keys | PARALLEL_IDLE}
 
     def idle(self) -> dict[str, IdleKey]:
         """Given keys without effect."""
-        table = EngineExtras.idle_keys
+        table = {**EngineExtras.idle_keys, **PARALLEL_IDLE}
         return {k: table[k] for _, values in self._places() for k in values if k in table}
 
 
@@ -470,6 +431,11 @@ def engines_of(section: type[Section], name: str) -> tuple[Engine, ...]:
 def flag_engines_of(name: str) -> tuple[Engine, ...]:
     """Engines of the stages that a command-line flag of that name goes to."""
     return _meta(StageOverride, name, "flag")
+
+
+def flag_aliases_of(name: str) -> list[str]:
+    """Other names of a command-line flag."""
+    return list(_meta(StageOverride, name, "aliases"))
 
 
 def diffusion_keys() -> tuple[str, ...]:

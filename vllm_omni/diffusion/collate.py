@@ -10,9 +10,10 @@ import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from enum import Enum
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from vllm_omni.diffusion.calls import Call
 from vllm_omni.diffusion.replay import Replay
 from vllm_omni.diffusion.rules import Along, Batching, CallRules, Equal, Mask, Ragged, Rule
+from vllm_omni.diffusion.shares import UncutError, cut, evenly, joined
+from vllm_omni.diffusion.spread import Arguments, Spread
+from vllm_omni.diffusion.switch import under
 from vllm_omni.diffusion.tensor_trees import (
     iter_tensors,
     map_tensors,
@@ -45,6 +49,7 @@ class Collator:
             call's batched arguments were.
         within: See `Component`.
         method: The function's name, by which other modules have it.
+        spread: Runs it on several devices; None for this one alone.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Collator:
         device: torch.device,
         within: Callable[[Hashable], AbstractContextManager[nn.Module | None]] | None = None,
         method: str = "forward",
+        spread: Spread | None = None,
     ) -> None:
         self.function = function
         self._within = within
@@ -74,6 +80,7 @@ class Collator:
         )
         self._digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._replay: Replay | None = None
+        self._spread = spread
 
     def capture(self, lengths: Sequence[int]) -> None:
         """Capture the method's CUDA graphs for some lengths, if it has any."""
@@ -104,26 +111,65 @@ class Collator:
             CollationError: The calls cannot run together after all.
             Exception: Whatever the forward raises.
         """
+        if self._spread is not None:
+            return self._run_spread(self._spread, calls)
+        given = self._given(calls)
+        return self._taken(self._forward(calls[0], given.args, given.kwargs), calls)
+
+    def _run_spread(self, spread: Spread, calls: Sequence[Call]) -> list[Any]:
+        """Calls in shares that run at the same time; a single one in some of its rows each."""
+        alone = len(calls) == 1
+        parts = self._rows_apart(calls[0], spread.width) if alone else calls
+        shares = [[parts[i] for i in part] for part in evenly(len(parts), spread.width)]
+        given = [self._given(share) for share in shares]
+        made = spread.run(self.function, calls[0].autocast, given)
+        results = [
+            result
+            for share, whole in zip(shares, made, strict=True)
+            for result in self._taken(whole, share)
+        ]
+        return [joined(results, self._lists)] if alone else results
+
+    def _rows_apart(self, call: Call, parts: int) -> Sequence[Call]:
+        """Calls of consecutive rows of a call, or itself if they cannot be told apart."""
+        if parts == 1 or call.rows == 1:
+            return [call]
+        rules = self.rules.arguments
+        names = (self._positional[i] if i < len(self._positional) else "" for i in count())
+        rules_of_args = [rules.get(name) for name, _ in zip(names, call.args, strict=False)]
+        apart = []
+        try:
+            for part in evenly(call.rows, parts):
+                some = partial(cut, rows=call.rows, part=part)
+                args = [some(v, rule) for v, rule in zip(call.args, rules_of_args, strict=True)]
+                kwargs = {name: some(v, rules.get(name)) for name, v in call.kwargs.items()}
+                piece = replace(call, args=tuple(args), kwargs=kwargs)
+                self.describe(piece)
+                apart.append(piece)
+        except UncutError:
+            return [call]
+        return apart
+
+    def _given(self, calls: Sequence[Call]) -> Arguments:
+        """What one forward of all calls is given."""
         first = calls[0]
-        if len(calls) == 1:
-            args, kwargs = first.args, first.kwargs
-        else:
-            args, kwargs = self._collate(calls)
-        if (home := self._home(first)) != self._device:
+        args, kwargs = (first.args, first.kwargs) if len(calls) == 1 else self._collate(calls)
+        if self._home(first) != self._device:
             to_device = partial(_move, device=self._device)
             args = tuple(map_tensors(value, to_device) for value in args)
             kwargs = {name: map_tensors(value, to_device) for name, value in kwargs.items()}
-        result = self._forward(first, args, kwargs)
-        if self.rules.to_host:
-            home = torch.device("cpu")
+        return Arguments(args, kwargs)
+
+    def _taken(self, result: Any, calls: Sequence[Call]) -> list[Any]:
+        """Each call's part of what one forward gave, where the call was."""
+        home = torch.device("cpu") if self.rules.to_host else self._home(calls[0])
         if home != self._device:
             result = map_tensors(result, partial(_move, device=home))
         return [result] if len(calls) == 1 else self._split(result, calls)
 
     def _forward(self, first: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with ExitStack() as stack:
-            for device_type, dtype in first.autocast:
-                stack.enter_context(torch.autocast(device_type, dtype))
+            stack.enter_context(under(first.autocast))
             function = self.function
             if self._replay is not None and not first.autocast and first.variant is None:
                 return self._replay(*args, **kwargs)

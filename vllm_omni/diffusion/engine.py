@@ -30,6 +30,7 @@ from vllm_omni.diffusion.program import (
     call_component,
 )
 from vllm_omni.diffusion.proxy import make_proxy
+from vllm_omni.diffusion.ranks.ranks import Ranks
 from vllm_omni.diffusion.scheduler import CallScheduler
 from vllm_omni.diffusion.spec import Component, Loaded, ProgramSpec
 from vllm_omni.diffusion.stopwatch import stopwatch_for
@@ -76,6 +77,7 @@ class Engine:
         scheduler: What decides which calls run next; with its own `max_batch`.
         foresee: Run calls that are still to come together with those that they follow.
         graphs: Lengths for which CUDA graphs are captured, of the methods that have rules for them.
+        ranks: Other processes, which run the forwards of components together with this one.
     """
 
     def __init__(
@@ -89,13 +91,16 @@ class Engine:
         scheduler: CallScheduler | None = None,
         foresee: bool = True,
         graphs: Sequence[int] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         self._spec = spec
         self._device = _indexed(device or torch.device("cpu"))
         self._max_requests = max_requests
         self._foresees = foresee
         self._assets = loaded.assets
-        self._components = {name: _serve(name, part) for name, part in loaded.components.items()}
+        self._components = {
+            name: _serve(name, part, ranks) for name, part in loaded.components.items()
+        }
         if graphs:
             for component in self._components.values():
                 for collator in component.collators.values():
@@ -370,7 +375,7 @@ def _describe(call: Call) -> None:
     call.work = max(1, sum(tensor.numel() for tensor in tensors))
 
 
-def _serve(name: str, component: Component) -> ServedComponent:
+def _serve(name: str, component: Component, ranks: Ranks | None) -> ServedComponent:
     module = component.module
     tensors = chain(module.parameters(), module.buffers())
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -381,7 +386,10 @@ def _serve(name: str, component: Component) -> ServedComponent:
             continue
         function = function_of(module, method)
         parameters = inspect.signature(module.forward if method == "forward" else function)
-        collators[method] = Collator(function, parameters, rules, device, component.within, method)
+        spread = ranks.method(name, method) if ranks is not None and component.spread else None
+        collators[method] = Collator(
+            function, parameters, rules, device, component.within, method, spread
+        )
 
     def park(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call_component(name, collators[method], args, kwargs)

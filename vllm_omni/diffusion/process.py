@@ -13,7 +13,7 @@ import torch
 from vllm.utils.system_utils import decorate_logs, set_process_title
 
 from vllm_omni.connectors.segments import raze
-from vllm_omni.diffusion.worker import Worker, WorkerConfig
+from vllm_omni.diffusion.worker import Worker, WorkerConfig, start_ranks
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.fork_server import Lifeline, fork_server
 from vllm_omni.start_report import Check, StartLog, StartReport, receive_report
@@ -93,8 +93,9 @@ def _main(lifeline: Lifeline, config: WorkerConfig) -> None:
     try:
         if config.traces_endpoint is not None:
             start_tracing(config.traces_endpoint, config.stage)
+        ranks = start_ranks(config)
         _check_fork(config.settings.device)
-        worker = Worker(config)
+        worker = Worker(config, ranks)
     except Exception as error:
         # Whatever it is, the client gets to know, and this process ends.
         logger.error("Stage %s did not start:\n%s", config.stage, traceback.format_exc())

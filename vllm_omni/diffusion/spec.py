@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vllm_omni.config.plan import PipelineSettings
+from vllm_omni.config.plan import DiffusionStageConfig, PipelineSettings
+from vllm_omni.diffusion.ranks.group import Group
 from vllm_omni.diffusion.rules import CallRules
 from vllm_omni.errors import OmniConfigError
 
@@ -34,6 +35,7 @@ class LoadContext(PipelineSettings):
         random_weights: Do not read weights (`load_format: dummy`).
         trust_remote_code: Run code that comes with the checkpoint.
         enforce_eager: Compile nothing.
+        group: This process among the replica's ranks; None if it is alone.
     """
 
     model: str
@@ -43,6 +45,28 @@ class LoadContext(PipelineSettings):
     random_weights: bool = False
     trust_remote_code: bool = False
     enforce_eager: bool = True
+    group: Group | None = None
+
+
+def load_context(
+    settings: DiffusionStageConfig, device: torch.device, group: Group | None = None
+) -> LoadContext:
+    """What a stage's settings say to a loader.
+
+    Raises:
+        OmniConfigError: Its dtype is none.
+    """
+    return LoadContext(
+        settings.model,
+        device,
+        _dtype(settings.dtype),
+        settings.revision,
+        random_weights=settings.load_format == "dummy",
+        trust_remote_code=settings.trust_remote_code,
+        enforce_eager=settings.enforce_eager,
+        group=group,
+        **settings.of_pipeline(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +80,13 @@ class Component:
             Programs name theirs by `Program.vary`, None is the module as it is. Calls of
             different variants never run together. It may yield another module, which then runs in
             the place of this one.
+        spread: Its forwards run on all ranks of the replica, where it has several.
     """
 
     module: nn.Module
     methods: Mapping[str, CallRules] = field(default_factory=lambda: {"forward": CallRules()})
     within: Callable[[Hashable], AbstractContextManager[nn.Module | None]] | None = None
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +103,20 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class SpreadProgram:
+    """What a program needs that can run on several devices.
+
+    Attributes:
+        check: Looks at settings and checkpoint before anything is loaded; raises `OmniConfigError`
+            if they do not go together.
+        load: Loads what runs on ranks other than the first, by the name of the component.
+    """
+
+    check: Callable[[LoadContext], None]
+    load: Callable[[LoadContext], Mapping[str, nn.Module]]
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramSpec:
     """A program and what it needs.
 
@@ -86,6 +126,7 @@ class ProgramSpec:
         load: Loads the components, once per replica.
         modality: What it makes; of outputs that are only an end mark or an error.
         default_seed: Seed of a request that gives none.
+        spread: How it runs on several devices; None if it cannot.
     """
 
     name: str
@@ -93,6 +134,7 @@ class ProgramSpec:
     load: Callable[[LoadContext], Loaded]
     modality: str = "audio"
     default_seed: int = 0
+    spread: SpreadProgram | None = None
 
 
 def resolve_program(path: str) -> ProgramSpec:
@@ -111,3 +153,15 @@ def resolve_program(path: str) -> ProgramSpec:
             f"program {path!r}: {module_name!r} has no program {name!r} (a ProgramSpec)"
         )
     return found
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    if name == "auto":
+        return None
+    dtypes = {str(d).removeprefix("torch."): d for d in _DTYPES}
+    if name not in dtypes:
+        raise OmniConfigError(f"dtype {name!r} is not supported; known: auto, {', '.join(dtypes)}")
+    return dtypes[name]
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

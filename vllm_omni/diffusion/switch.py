@@ -9,6 +9,9 @@ it away again, so that a program may park inside `torch.no_grad()`, `torch.autoc
 seed only.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 from torch.overrides import (
     TorchFunctionMode,
@@ -19,6 +22,15 @@ from torch.overrides import (
 
 Autocast = tuple[tuple[str, torch.dtype], ...]
 """(device type, dtype) of every device type that autocast is enabled for."""
+
+
+@contextmanager
+def under(autocast: Autocast) -> Iterator[None]:
+    """Enable autocast as a program has it."""
+    with ExitStack() as stack:
+        for device_type, dtype in autocast:
+            stack.enter_context(torch.autocast(device_type, dtype))
+        yield
 
 
 class ProgramState:

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,11 @@ from vllm_omni.connectors.factory import create_connector
 from vllm_omni.diffusion.engine import Emission, Engine
 from vllm_omni.diffusion.messages import Abort, Ping, decode_to_worker, encode
 from vllm_omni.diffusion.program import Message
+from vllm_omni.diffusion.ranks.layout import Layout
+from vllm_omni.diffusion.ranks.process import RankConfig
+from vllm_omni.diffusion.ranks.ranks import Ranks
 from vllm_omni.diffusion.request_watch import RequestWatch
-from vllm_omni.diffusion.spec import LoadContext, resolve_program
+from vllm_omni.diffusion.spec import load_context, resolve_program
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.handles import RowSpan
 from vllm_omni.inputs import ProgramInput
@@ -69,39 +73,62 @@ class WorkerConfig:
         return f"ipc://{self.folder}/socket"
 
 
+def start_ranks(config: WorkerConfig) -> Ranks | None:
+    """Start the replica's other ranks, if it has any. Before this process uses its device.
+
+    Raises:
+        OmniConfigError: The program or the checkpoint cannot run on several devices so.
+    """
+    settings = config.settings
+    layout = Layout.of(settings)
+    if layout.world_size == 1:
+        return None
+    spread = resolve_program(config.program).spread
+    if spread is None:
+        raise OmniConfigError(
+            f"program {config.program!r} runs on one device only: tensor_parallel_size, "
+            "ulysses_degree and cfg_parallel_size must be 1"
+        )
+    spread.check(load_context(settings, torch.device(settings.device)))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // layout.world_size))
+    logger.info("Stage %s runs on %d ranks: %s", config.stage, layout.world_size, layout)
+    ranks = RankConfig(config.program, settings, config.stage, config.folder, layout)
+    return Ranks(ranks, settings.device)
+
+
 class Worker:
     """Loads the program's components and serves one client.
+
+    Args:
+        config: What to serve.
+        ranks: The replica's other ranks, by `start_ranks`; ended with it.
 
     Raises:
         OmniConfigError: The program, a setting or the checkpoint is wrong.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, ranks: Ranks | None = None) -> None:
         self._config = config
         settings = config.settings
         spec = resolve_program(config.program)
         device = torch.device(settings.device)
-        context = LoadContext(
-            settings.model,
-            device,
-            _dtype(settings.dtype),
-            settings.revision,
-            random_weights=settings.load_format == "dummy",
-            trust_remote_code=settings.trust_remote_code,
-            enforce_eager=settings.enforce_eager,
-            **settings.of_pipeline(),
-        )
+        group = None if ranks is None else ranks.join()
         with torch.inference_mode():
-            loaded = spec.load(context)
+            loaded = spec.load(load_context(settings, device, group))
+        if ranks is not None:
+            ranks.wait_until_ready()
         self._modality = spec.modality
         self._engine = Engine(
             spec,
             loaded,
             device=device,
-            max_batch=settings.max_batch,
+            max_batch=max(settings.max_batch, settings.cfg_parallel_size),
             max_requests=config.max_requests,
             graphs=() if settings.enforce_eager else config.graph_lengths,
+            ranks=ranks,
         )
+        self._ranks = ranks
         self._connector: OmniConnector = create_connector(
             config.connector, config.connector_extra, config.deployment_id
         )
@@ -138,6 +165,8 @@ class Worker:
         self._socket.close(0)
         self._context.term()
         self._connector.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _send(self, outputs: list[Any]) -> None:
         """Send, if there still is who takes it: else a send would wait for ever, and the server's
@@ -247,15 +276,3 @@ def _join(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Rows of one name in a row; not every part has every name."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
-
-
-def _dtype(name: str) -> torch.dtype | None:
-    if name == "auto":
-        return None
-    dtypes = {str(d).removeprefix("torch."): d for d in _DTYPES}
-    if name not in dtypes:
-        raise OmniConfigError(f"dtype {name!r} is not supported; known: auto, {', '.join(dtypes)}")
-    return dtypes[name]
-
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

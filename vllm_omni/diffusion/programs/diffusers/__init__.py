@@ -12,13 +12,18 @@ the calls of one of its models are put together in one forward.
 - `watch`: steps of a scheduler -> progress, trajectory
 - `results`: what `__call__` returns -> tensors to send
 - `rules`: per model class, how calls batch
+- `spread`, `parallel`: denoisers on several devices
 - `run`: all of it in order
 """
 
 from vllm_omni.diffusion.programs.diffusers.load import load as _load
 from vllm_omni.diffusion.programs.diffusers.run import run as _run
-from vllm_omni.diffusion.spec import ProgramSpec
+from vllm_omni.diffusion.programs.diffusers.spread import check as _check
+from vllm_omni.diffusion.programs.diffusers.spread import load as _load_part
+from vllm_omni.diffusion.spec import ProgramSpec, SpreadProgram
 
-image = ProgramSpec("diffusion", _run, _load, "image")
-video = ProgramSpec("diffusion", _run, _load, "video")
-audio = ProgramSpec("diffusion", _run, _load, "audio")
+_SPREAD = SpreadProgram(_check, _load_part)
+
+image = ProgramSpec("diffusion", _run, _load, "image", spread=_SPREAD)
+video = ProgramSpec("diffusion", _run, _load, "video", spread=_SPREAD)
+audio = ProgramSpec("diffusion", _run, _load, "audio", spread=_SPREAD)

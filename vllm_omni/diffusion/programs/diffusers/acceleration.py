@@ -22,6 +22,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
 from vllm_omni.diffusion.programs.diffusers.start_check import FAILURES, StartCheck
 from vllm_omni.diffusion.spec import LoadContext
+from vllm_omni.errors import OmniConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ BACKENDS: Mapping[str, str] = {
 }
 """The deployment's name of an attention backend -> diffusers'."""
 NATIVE = "TORCH_SDPA"
+DENOISERS = ("transformer", "transformer_2", "unet")
+"""Components that run at every step."""
 HOPPER = (9, 0)
 """Compute capability."""
 
@@ -48,7 +51,11 @@ def accelerate(pipeline: DiffusionPipeline, kit: Kit, ctx: LoadContext) -> None:
         kit: Of the pipeline.
         ctx: With the deployment's settings.
     """
-    models = denoisers(pipeline)
+    models = list(denoisers(pipeline).values())
+    if ctx.group is not None:
+        logger.info("Denoisers are not compiled: they run on several devices")
+        use_asked_attention(models, ctx)
+        return
     backends, compiles = _backends(ctx), _compiles(models, ctx)
     if not models or not (backends or compiles):
         return
@@ -67,11 +74,10 @@ def accelerate(pipeline: DiffusionPipeline, kit: Kit, ctx: LoadContext) -> None:
         _settle(check)
 
 
-def denoisers(pipeline: DiffusionPipeline) -> list[ModelMixin]:
-    """The models that run at every step."""
-    parts = registered(pipeline)
-    found = (parts.get(name) for name in ("transformer", "transformer_2", "unet"))
-    return [part for part in found if isinstance(part, ModelMixin)]
+def denoisers(pipeline: DiffusionPipeline) -> dict[str, ModelMixin]:
+    """The models that run at every step, by name."""
+    found = ((name, registered(pipeline).get(name)) for name in DENOISERS)
+    return {name: part for name, part in found if isinstance(part, ModelMixin)}
 
 
 def compile_blocks(
@@ -103,6 +109,22 @@ def use_attention(models: Sequence[ModelMixin], backend: str) -> None:
     """
     for model in models:
         model.set_attention_backend(BACKENDS[backend])
+
+
+def use_asked_attention(models: Sequence[ModelMixin], ctx: LoadContext) -> None:
+    """Have the denoisers of one of several ranks use the attention backend that the deployment
+    names: no request runs at the start that could tell which is good.
+
+    Raises:
+        OmniConfigError: It is not there.
+    """
+    asked = ctx.diffusion_attention_backend
+    if asked == "auto":
+        return
+    try:
+        use_attention(models, asked)
+    except FAILURES as error:
+        raise OmniConfigError(f"diffusion_attention_backend = {asked!r}: {error}") from error
 
 
 def _backends(ctx: LoadContext) -> tuple[str, ...]:

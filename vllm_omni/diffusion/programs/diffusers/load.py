@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading a diffusers checkpoint: its components by diffusers' and transformers' own loaders."""
 
-import importlib
 import importlib.util
 import logging
 from collections.abc import Mapping
@@ -9,23 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import diffusers
-import torch
-import transformers
 from diffusers import DiffusionPipeline
-from diffusers.models.modeling_utils import ModelMixin
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import logging as diffusers_logging
 from huggingface_hub.errors import HfHubHTTPError
 from torch import nn
-from transformers import PreTrainedModel
 
 from vllm_omni.config.diffusers import MODEL_INDEX, model_index, pipeline_class
-from vllm_omni.diffusion.programs.diffusers.acceleration import accelerate
+from vllm_omni.diffusion.programs.diffusers.acceleration import DENOISERS, accelerate, denoisers
 from vllm_omni.diffusion.programs.diffusers.adapters import Adapters
+from vllm_omni.diffusion.programs.diffusers.components import (
+    component_class,
+    model_dtype,
+    named,
+    random_model,
+)
 from vllm_omni.diffusion.programs.diffusers.embeddings import EmbeddingCache
 from vllm_omni.diffusion.programs.diffusers.hook_cache import HookCache
 from vllm_omni.diffusion.programs.diffusers.kit import Kit, registered
+from vllm_omni.diffusion.programs.diffusers.parallel import MASKED_RANKS, share, unmasked
 from vllm_omni.diffusion.programs.diffusers.rules import methods_of
 from vllm_omni.diffusion.programs.diffusers.schedule import (
     shifted,
@@ -50,8 +51,8 @@ def load(ctx: LoadContext) -> Loaded:
     diffusers_logging.disable_progress_bar()
     index = model_index(ctx.model, ctx.revision)
     cls = pipeline_class(ctx.model_class_name or index["_class_name"])
-    dtype = ctx.dtype or (torch.float32 if ctx.device.type == "cpu" else torch.bfloat16)
-    given = _random_models(ctx, index, dtype) if ctx.random_weights else {}
+    dtype = model_dtype(ctx)
+    given = _random_models(ctx, index) if ctx.random_weights else {}
     try:
         pipeline = cls.from_pretrained(
             ctx.model,
@@ -65,6 +66,9 @@ def load(ctx: LoadContext) -> Loaded:
         raise OmniConfigError(_why(ctx.model, index, error)) from error
     _configure(pipeline, ctx)
     pipeline.set_progress_bar_config(disable=True)
+    if ctx.group is not None:
+        for model in denoisers(pipeline).values():
+            share(model, ctx.group)
     pipeline.to(ctx.device)
     kit = Kit.of(pipeline)
     for module in kit.models().values():
@@ -76,7 +80,10 @@ def load(ctx: LoadContext) -> Loaded:
         methods = methods_of(module)
         if name in cache:  # which decides for a whole forward, and remembers by request
             methods = {method: replace(rules, max_batch=1) for method, rules in methods.items()}
-        components[name] = Component(module, methods, within(name, adapters, cache))
+        spread = ctx.group is not None and name in DENOISERS
+        if spread and ctx.ulysses_degree > MASKED_RANKS:
+            methods = {method: unmasked(rules) for method, rules in methods.items()}
+        components[name] = Component(module, methods, within(name, adapters, cache), spread)
     assets = {
         "kit": kit,
         "embeddings": EmbeddingCache(int(ctx.prompt_embedding_cache_mb * 2**20)),
@@ -90,8 +97,7 @@ def _why(model: str, index: Mapping[str, Any], error: Exception) -> str:
     """Which component is missing, if one is; else diffusers' own words."""
     folder = Path(model)
     if folder.is_dir():
-        named = {n: v for n, v in index.items() if isinstance(v, list) and v[0] is not None}
-        for name, (library, class_name) in named.items():
+        for name, (library, class_name) in named(index).items():
             if not (folder / name).is_dir():
                 return (
                     f"model {model!r}: component {name!r} ({library}.{class_name}) is missing: "
@@ -139,34 +145,8 @@ def _step_cache(pipeline: DiffusionPipeline, ctx: LoadContext) -> StepCache:
     return DitCache.of(pipeline, ctx)
 
 
-def _random_models(
-    ctx: LoadContext, index: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, nn.Module]:
-    """The models with random weights, straight on the device."""
-    made = {}
-    for name, entry in index.items():
-        if not isinstance(entry, list) or entry[0] is None:
-            continue
-        cls = _component_class(*entry)
-        if cls is None:
-            continue
-        with torch.device(ctx.device):
-            if issubclass(cls, ModelMixin):
-                config = cls.load_config(ctx.model, subfolder=name, revision=ctx.revision)
-                made[name] = cls.from_config(config).to(dtype)
-            elif issubclass(cls, PreTrainedModel):
-                config = cls.config_class.from_pretrained(
-                    ctx.model, subfolder=name, revision=ctx.revision
-                )
-                made[name] = cls(config).to(dtype)
-    return made
-
-
-def _component_class(library: str, class_name: str) -> type | None:
-    """A component's class if it is a model; None for tokenizers, schedulers and the like."""
-    if library in ("diffusers", "transformers"):
-        module: Any = {"diffusers": diffusers, "transformers": transformers}[library]
-    else:  # a module of the pipeline's own package
-        module = importlib.import_module(f"diffusers.pipelines.{library}")
-    found = getattr(module, class_name) if class_name in dir(module) else None
-    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+def _random_models(ctx: LoadContext, index: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The models with random weights."""
+    classes = {name: component_class(*entry) for name, entry in named(index).items()}
+    models = {n: random_model(ctx, n, cls) for n, cls in classes.items() if cls is not None}
+    return {name: model for name, model in models.items() if model is not None}
