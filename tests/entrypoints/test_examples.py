@@ -11,6 +11,7 @@ import av
 import pytest
 
 from tests.entrypoints.conftest import MODEL, LiveServer
+from vllm_omni.testing import media
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni, pytest.mark.slow]
 
@@ -33,6 +34,14 @@ def samples(path: Path) -> int:
 def test_chat_py(server: LiveServer, tmp_path: Path) -> None:
     assert run(tmp_path, sys.executable, str(EXAMPLES / "chat.py"), "--url", f"{server.url}/v1")
     assert samples(tmp_path / "whole.wav") and samples(tmp_path / "streamed.mp3")
+
+
+def test_x_to_text(server: LiveServer, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(media.encode_image(media.image(64, 48, seed=1)))
+    (tmp_path / "voice.wav").write_bytes(media.encode_audio(media.sound(0.5)))
+    ask = ("--max-tokens", "4", "--url", f"{server.url}/v1", "What is it?")
+    script = str(EXAMPLES / "x_to_text.py")
+    assert run(tmp_path, sys.executable, script, *ask, "photo.png", "voice.wav").strip()
 
 
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs curl and jq")
