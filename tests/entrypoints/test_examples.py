@@ -50,7 +50,8 @@ def test_chat_sh(server: LiveServer, tmp_path: Path) -> None:
     assert samples(tmp_path / "story.wav") and samples(tmp_path / "story.mp3")
 
 
-def test_the_example_of_the_realtime_document(server: LiveServer, tmp_path: Path) -> None:
+def converse(server: LiveServer, folder: Path) -> None:
+    """Run the program of the document on realtime conversations, with short answers."""
     (code,) = re.findall(r"```python\n(.*?)```", REALTIME.read_text(), re.DOTALL)
     brief = {"max_output_tokens": 8, "sampling_params_list": [{}, {"max_tokens": 24}, {}]}
     for place, here in {
@@ -60,5 +61,9 @@ def test_the_example_of_the_realtime_document(server: LiveServer, tmp_path: Path
     }.items():
         assert place in code
         code = code.replace(place, here)
-    run(tmp_path, sys.executable, "-c", code)
-    assert samples(tmp_path / "answer.wav")
+    run(folder, sys.executable, "-c", code)
+    assert samples(folder / "answer.wav")
+
+
+def test_the_example_of_the_realtime_document(server: LiveServer, tmp_path: Path) -> None:
+    converse(server, tmp_path)
