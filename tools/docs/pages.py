@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which page is made by what."""
+"""Which file is made by what."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.docs import cli, deploy, http, models
+from tools.docs import cli, deploy, http, models, modules
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NOTICE = "Written by python -m tools.docs. Do not edit."
 
 PAGES: Mapping[Path, Callable[[], str]] = {
+    ROOT / ".github" / "CODEOWNERS": modules.render_codeowners,
     DOCS / "configuration.md": deploy.render,
+    DOCS / "design" / "module" / "index.md": modules.render_index,
     DOCS / "models" / "supported_models.md": models.render,
     DOCS / "reference" / "cli.md": cli.render,
     DOCS / "reference" / "http.md": http.render,
@@ -17,6 +21,6 @@ PAGES: Mapping[Path, Callable[[], str]] = {
 
 
 def page(path: Path) -> str:
-    """The text of a page, as it must be."""
-    maker = PAGES[path]
-    return f"<!-- Written by python -m tools.docs. Do not edit. -->\n\n{maker().rstrip()}\n"
+    """The text of a file, as it must be."""
+    notice = f"<!-- {NOTICE} -->" if path.suffix == ".md" else f"# {NOTICE}"
+    return f"{notice}\n\n{PAGES[path]().rstrip()}\n"
