@@ -3,6 +3,8 @@
 
 import re
 import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +26,10 @@ def hooks() -> dict[str, dict[str, Any]]:
 
 
 def test_hooks_run_tools_of_the_environment() -> None:
+    tools = Path(sys.executable).parent
     for hook in hooks().values():
         program, *arguments = shlex.split(hook["entry"])
-        assert (ROOT / program).is_file(), program
+        assert program.startswith(".venv/bin/") and (tools / Path(program).name).is_file()
         for argument in arguments:
             assert not argument.startswith("tests/") or (ROOT / argument).is_dir()
 
