@@ -121,16 +121,17 @@ def _stages() -> list[tuple[str, ...]]:
                 f"{about.name}: {models}",
                 ", ".join(f"`{name}`" for name in family.architectures),
                 ", ".join(PIPELINES[family.module].output_modalities),
-                ", ".join(f"`{name}`" for name in _deploy_files(family.module)),
+                _deploy_files(family.module),
                 f"{about.reference}; `tests/parity/{about.test}.py`",
             )
         )
     return rows
 
 
-def _deploy_files(module: str) -> list[str]:
-    """The packaged deploy files of a pipeline: its own, its profiles, its thinker's."""
-    return sorted(path.stem for path in DEPLOY.glob(f"{module}*.yaml"))
+def _deploy_files(module: str) -> str:
+    """The packaged deploy files of a pipeline: its own, and what follows its name in others'."""
+    names = sorted(path.stem for path in DEPLOY.glob(f"{module}*.yaml"))
+    return ", ".join([f"`{module}`", *(f"`…{name.removeprefix(module)}`" for name in names[1:])])
 
 
 def _diffusers() -> list[tuple[str, ...]]:
