@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of `examples/offline_inference` run as they are.
 
-One of each kind of stage and of output on every push, the others at night: a start is 5 s.
+One of each kind of pipeline on every push, the others at night: each starts an engine, and what
+they make is made through a server as well.
 """
 
 from collections.abc import Callable
@@ -75,6 +76,7 @@ def test_image_to_video(run: Callable[..., str], tmp_path: Path) -> None:
     assert film(tmp_path / "moved.mp4") == (9, False)
 
 
+@pytest.mark.full_model
 def test_x_to_video_audio(run: Callable[..., str], tmp_path: Path) -> None:
     small = (*diffusers("ltx2"), *SMALL, *FEW, *SHORT)
     run("x_to_video_audio", *small, "--image", "photo.png", "a drum")
