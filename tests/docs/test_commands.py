@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands in the documents name flags, routes, fields, checkpoints and files that there are."""
 
+import ast
+import importlib
 import json
 import re
 import shlex
@@ -137,3 +139,19 @@ def test_requests_are_sent_to_routes_with_fields_that_there_are() -> None:
         assert path in paths(), f"{where}: {path}"
         if given:
             assert set(given) <= fields(path), f"{where}: {set(given) - fields(path)}"
+
+
+def test_programs_in_documents_are_python_and_import_what_there_is() -> None:
+    blocks = [
+        (path, block)
+        for path in documents()
+        for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+        if "--8<--" not in block
+    ]
+    assert len(blocks) > 5
+    for path, block in blocks:
+        for node in ast.walk(ast.parse(block, filename=str(path))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm_omni"):
+                module = importlib.import_module(node.module or "")
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{path}: {node.module}.{alias.name}"

@@ -91,7 +91,8 @@ DIFFUSERS = """\
 
 Any checkpoint whose `model_index.json` names a diffusers pipeline is served. These are the ones
 that are compared with the stock pipeline, called alone: every step of a mixed batch (sizes, step
-counts, guidance, seeds), largest difference 1e-4. *Tiny* is the name of the checkpoint that
+counts, guidance, seeds), largest difference 1e-4; most of a family's further pipelines at night
+(`--run-level full_model`). *Tiny* is the name of the checkpoint that
 `python -m vllm_omni.testing.diffusers_tiny NAME FOLDER` makes.
 """
 
