@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of docs/contributing/adding_a_model.md, added from outside as the page tells it."""
+"""The model of docs/design/adding_a_model.md, added from outside as the page tells it."""
 
 import io
 import os
@@ -73,6 +73,6 @@ def test_what_it_does_not_know_is_refused(server: OmniServer) -> None:
 
 
 def test_the_page_shows_the_whole_of_it() -> None:
-    page = (ROOT / "docs" / "contributing" / "adding_a_model.md").read_text()
+    page = (ROOT / "docs" / "design" / "adding_a_model.md").read_text()
     for name in ("mms_tts.py", "tiny.py", "pyproject.toml"):
         assert f'--8<-- "examples/adding_a_model/{name}"' in page

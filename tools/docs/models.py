@@ -84,7 +84,7 @@ streamed and not. *Parity* names the reference and the test. Published weights w
 for this; what ran on a GPU, at which size, is in [Benchmarks](../benchmarks.md).
 
 How to ask each for something: [Tasks](../tasks/index.md). Another model: [Adding a
-model](../contributing/adding_a_model.md).
+model](../design/adding_a_model.md).
 """
 DIFFUSERS = """\
 ## Diffusers pipelines
