@@ -7,10 +7,10 @@ PYTHON   ?= $(or $(shell for each in python3.11 python3; do \
               && echo $$each && break; done),python3)
 BIN      := $(VENV)/bin
 SETUP    := $(PYTHON) tools/setup_env.py --venv $(VENV) --platform $(PLATFORM)
-SOURCES  := $(wildcard vllm_omni tests tools examples benchmarks recipes)
+SOURCES  := $(wildcard vllm_omni tests tools examples benchmarks recipes .buildkite)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test lint format lock clean
+.PHONY: help install install-dev demo test lint format docs lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ lint: install-dev ## ruff, formatting, and which package may import which
 format: install-dev ## rewrite the sources as lint wants them
 	@$(BIN)/ruff check --fix --quiet $(SOURCES) || true
 	@$(BIN)/ruff format $(SOURCES)
+
+docs: install-dev ## write the generated pages, then the documentation site into dist/site
+	@$(BIN)/python -m tools.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: install-dev ## write requirements/*.txt from what is installed
 	@$(BIN)/python tools/lock.py

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "vllm_omni"
-FOLDERS = (PACKAGE, "tests", "tools", "examples", "benchmarks")
+FOLDERS = (PACKAGE, "tests", "tools", "examples", "benchmarks", ".buildkite")
 
 
 class Finding(NamedTuple):

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sounds from a text over HTTP, from a live server."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.entrypoints.generation import MODEL, STEPS, GenerationServer, generation_server
+from tests.entrypoints.generation import KEY, MODEL, STEPS, GenerationServer, generation_server
 from vllm_omni.media.decode import decode_audio
 
 pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.diffusion]
@@ -66,3 +70,13 @@ def test_the_field_at_fault_is_named(server: GenerationServer, param: str, value
 def test_the_right_route_is_told(server: GenerationServer) -> None:
     reply = server.request("POST", "/v1/images/generations", json={"prompt": "rain"})
     assert "/v1/audio/generate" in server.assert_blames(reply, "model")
+
+
+def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "online_serving" / "text_to_audio.py"
+    ask = ["rain", "--url", f"{server.url}/v1", "--steps", "2", "--seconds", "0.1"]
+    command = [sys.executable, str(script), *ask, "--out", "rain.flac"]
+    env = {**os.environ, "OPENAI_API_KEY": KEY}
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=120)
+    samples, _ = decode_audio((tmp_path / "rain.flac").read_bytes())
+    assert len(samples)

@@ -343,13 +343,15 @@ def test_whatever_comes_is_no_fault_of_the_server(server: GenerationServer) -> N
     assert server.request("POST", "/v1/images/generations", json=generation_body()).is_success
 
 
-def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
-    script = EXAMPLES / "images.py"
-    command = [sys.executable, str(script), "--url", f"{server.url}/v1", "--size", SIZE]
+def test_the_examples(server: GenerationServer, tmp_path: Path) -> None:
+    ask = ["--url", f"{server.url}/v1", "--size", SIZE, "--steps", "3"]
+    change = ["image_to_image.py", "painted.png", "a blue fox"]
     env = {**os.environ, "OPENAI_API_KEY": KEY}
-    subprocess.run([*command, "--steps", "3"], cwd=tmp_path, env=env, check=True, timeout=120)
-    assert Image.open(tmp_path / "fox.png").size == (32, 32)
-    assert Image.open(tmp_path / "blue_fox.png").size == (32, 32)
+    for script, *arguments in (["text_to_image.py"], change):
+        command = [sys.executable, str(EXAMPLES / script), *arguments, *ask]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=120)
+    for name in ("painted.png", "watched.png", "changed.png"):
+        assert Image.open(tmp_path / name).size == (32, 32)
 
 
 async def cancelled(client: httpx.AsyncClient, rng: random.Random, edit: bool) -> None:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.tts, pyte
 
 MODEL = "tiny"
 FAMILY = "qwen3_tts_base"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "online_serving" / "speech.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "online_serving" / "text_to_speech.py"
 SHORT = {"max_new_tokens": 24, "seed": 3}
 ANN = {"ref_text": "What I say.", "consent": "the test's"}
 

@@ -251,7 +251,7 @@ def test_whatever_comes_is_no_fault_of_the_server(server: GenerationServer, clie
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs curl and jq")
 def test_the_example(server: GenerationServer, tmp_path: Path) -> None:
     env = {**os.environ, "OPENAI_API_KEY": KEY, "SIZE": SIZE, "STEPS": "2", "FRAMES": "5"}
-    script = str(EXAMPLES / "videos.sh")
+    script = str(EXAMPLES / "text_to_video.sh")
     subprocess.run([script, server.url], cwd=tmp_path, env=env, check=True, timeout=120)
     for name in ("sync.mp4", "background.mp4"):
         assert check_video((tmp_path / name).read_bytes()).frames == 5

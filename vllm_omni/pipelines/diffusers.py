@@ -29,3 +29,8 @@ def diffusers_pipeline(class_name: str) -> Pipeline:
         ),
         async_chunk=False,
     )
+
+
+def runs_diffusers(pipeline: Pipeline) -> bool:
+    """Whether requests are arguments of a diffusers class, which the pipeline is named after."""
+    return (pipeline.entry.program or "").startswith(f"{PROGRAMS}:")

@@ -26,6 +26,7 @@ from vllm_omni.entrypoints.openai.references import References
 from vllm_omni.errors import OmniClientError
 from vllm_omni.generation import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
+from vllm_omni.pipelines.diffusers import runs_diffusers
 
 logger = init_logger(__name__)
 
@@ -108,13 +109,15 @@ class Generation:
             OmniClientError: Names the field, and the one that was likely meant.
         """
         if unknown := body.unknown():
-            arguments = arguments_of(pipeline_class(self.engine.pipeline.name))
+            arguments: frozenset[str] = frozenset()
+            if runs_diffusers(self.engine.pipeline):
+                arguments = arguments_of(pipeline_class(self.engine.pipeline.name))
             fields = {*type(body).model_fields, *arguments}
             for name in unknown:
                 if name not in arguments:
                     raise unknown_parameter(name, fields)
         settings = self.engine.diffusion_settings
-        assert settings is not None  # only diffusers pipelines come here
+        assert settings is not None  # every pipeline that comes here has them
         for name in ("vae_use_slicing", "vae_use_tiling"):
             asked = getattr(body, name)
             if asked is not None and asked != getattr(settings, name):
@@ -137,8 +140,10 @@ class Generation:
         Raises:
             OmniClientError: Names what is at fault as the engine does.
         """
+        if not runs_diffusers(self.engine.pipeline):
+            return
         settings = self.engine.diffusion_settings
-        assert settings is not None  # only diffusers pipelines come here
+        assert settings is not None  # every diffusers pipeline has them
         model, revision = settings.model, settings.revision
         chosen = choose(classes_of(model, revision, self.engine.pipeline.name), media)
         experts = model_index(model, revision).get("transformer_2") or (None,)

@@ -27,7 +27,7 @@ router = APIRouter()
     responses={HTTPStatus.OK.value: {"content": {"text/event-stream": {}}}, **ERRORS},
 )
 async def create_responses(request: ResponsesRequest, raw_request: Request):
-    """See the module."""
+    """Answer in OpenAI's Responses protocol: vLLM's route, with earlier turns put right."""
     if isinstance(request.input, list):
         items = [_put_right(item, f"input.{i}.content") for i, item in enumerate(request.input)]
         request = request.model_copy(update={"input": items})

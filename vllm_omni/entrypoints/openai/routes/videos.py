@@ -110,7 +110,7 @@ async def list_videos(
     responses={HTTPStatus.OK.value: {"model": VideoObject}, **ERRORS},
 )
 async def retrieve_video(request: Request, video_id: str) -> Response:
-    """How far a video is. If its request was at fault, that is the answer (row A-47)."""
+    """How far a video is. If its request was at fault, that is the answer."""
     return _described(_jobs(request).get(video_id, _owner()))
 
 

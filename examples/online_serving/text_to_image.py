@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paint a picture, watch one being painted, and change it, with OpenAI's client.
+"""Paint a picture, and watch another one being painted, with OpenAI's client.
 
-python images.py [--url http://localhost:8000/v1] [--size 1024x1024] [--steps 20]
+Usage: python text_to_image.py [--url http://localhost:8000/v1] [--size 1024x1024] [--steps 20]
 """
 
 import argparse
@@ -13,29 +13,28 @@ from openai import OpenAI
 
 
 def main() -> None:
+    """Paint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://localhost:8000/v1")
+    parser.add_argument("--prompt", default="a red fox")
     parser.add_argument("--size", default="1024x1024")
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     client = OpenAI(base_url=args.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     more = {"num_inference_steps": args.steps, "seed": 1}  # what OpenAI's API does not have
 
-    reply = client.images.generate(prompt="a red fox", size=args.size, extra_body=more)
-    save("fox.png", reply.data[0].b64_json)
+    reply = client.images.generate(prompt=args.prompt, size=args.size, extra_body=more)
+    save("painted.png", reply.data[0].b64_json)
 
     for event in client.images.generate(
-        prompt="a red fox", size=args.size, stream=True, partial_images=2, extra_body=more
+        prompt=args.prompt, size=args.size, stream=True, partial_images=2, extra_body=more
     ):
         print(event.type)  # two previews, then the picture
-
-    reply = client.images.edit(
-        image=Path("fox.png"), prompt="a blue fox", size=args.size, extra_body=more
-    )
-    save("blue_fox.png", reply.data[0].b64_json)
+        save("watched.png", event.b64_json)
 
 
 def save(name: str, data: str | None) -> None:
+    """Write a picture that came in base64."""
     Path(name).write_bytes(base64.b64decode(data or ""))
     print(name)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Make a video in one go, then one in the background. Needs curl and jq.
-#   SIZE=832x480 STEPS=40 FPS=16 ./videos.sh http://localhost:8000
+#   SIZE=832x480 STEPS=40 FPS=16 ./text_to_video.sh http://localhost:8000
 set -euo pipefail
 url=${1:-http://localhost:8000}/v1/videos
 fields=(

@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/configuration.md from the configuration schema, or check that it is up to date.
+"""docs/configuration.md, from the pydantic models of a deploy file."""
 
-Usage: python tools/gen_config_docs.py [--check]
-"""
-
-import argparse
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from pydantic.fields import FieldInfo
 
-from vllm_omni.config.cli import add_omni_args
+from tools.docs.tables import table
 from vllm_omni.config.engine_args import type_name
 from vllm_omni.config.idle import (
     DEPLOY_IDLE,
@@ -29,13 +23,8 @@ from vllm_omni.config.schema import (
     engines_of,
     flag_engines_of,
 )
-from vllm_omni.entrypoints.cli.serve import add_frontend_args
-
-TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
 
 INTRO = """\
-<!-- Written by tools/gen_config_docs.py. Do not edit. -->
-
 # Configuration
 
 A deployment is a model, a *pipeline* (which stages the model has) and a *deploy file* (where they
@@ -150,10 +139,7 @@ def render() -> str:
     parts = [
         INTRO,
         "## Flags\n",
-        "On top of all flags of `vllm serve`. These are about stages and requests:\n",
-        _flags(add_omni_args),
-        "These limit the HTTP server:\n",
-        _flags(add_frontend_args),
+        "See the [command line](reference/cli.md).\n",
         "## Top level of a deploy file\n",
         _keys(DeployConfig, skip=tuple(PipelineWide.model_fields)),
         "These are shared by all stages that do not set their own:\n",
@@ -175,20 +161,6 @@ def render() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _flags(add: Callable[[argparse.ArgumentParser], object]) -> str:
-    parser = argparse.ArgumentParser(add_help=False)
-    add(parser)
-    idle = FLAG_IDLE.keys() | {name for name, entry in STAGE_IDLE.items() if entry.flag}
-    rows = []
-    for action in parser._actions:
-        if action.dest in idle:
-            continue
-        flags = ", ".join(f"`{option}`" for option in action.option_strings)
-        default = "" if action.default in (None, False, []) else f" Default: {action.default}."
-        rows.append((flags, (action.help or "").replace("%%", "%") + default))
-    return _table(("flag", "meaning"), rows)
-
-
 def _keys(section: type[Section], skip: tuple[str, ...] = (), stage: bool = False) -> str:
     rows = []
     fields = sorted(section.model_fields.items(), key=lambda item: not item[1].is_required())
@@ -200,8 +172,8 @@ def _keys(section: type[Section], skip: tuple[str, ...] = (), stage: bool = Fals
             row[2:2] = [", ".join(engines_of(section, name)), _flag(name)]
         rows.append(tuple(row))
     if stage:
-        return _table(("key", "type", "engines", "flag goes to", "meaning"), rows)
-    return _table(("key", "type", "meaning"), rows)
+        return table(("key", "type", "engines", "flag goes to", "meaning"), rows)
+    return table(("key", "type", "meaning"), rows)
 
 
 def _type(field: FieldInfo) -> str:
@@ -224,32 +196,4 @@ def _idle(title: str, keys: Mapping[str, IdleKey]) -> str:
         (f"`{name}`", entry.kind, "dead" if entry.dead else "planned", entry.help)
         for name, entry in keys.items()
     ]
-    return f"### {title}\n\n" + _table(("key", "type", "state", "meaning"), rows)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return (
-        "\n".join(f"| {' | '.join(cell.replace('|', '¦') for cell in row)} |" for row in lines)
-        + "\n"
-    )
-
-
-def main() -> int:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if it is stale")
-    args = parser.parse_args()
-    text = render()
-    if not args.check:
-        TARGET.parent.mkdir(exist_ok=True)
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-        print(f"{TARGET} is stale: run python tools/gen_config_docs.py", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return f"### {title}\n\n" + table(("key", "type", "state", "meaning"), rows)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Have a text spoken by a text-to-speech server, with OpenAI's client, and save it as it comes.
 
-Usage: python speech.py [--url http://localhost:8000/v1] [--voice NAME] [--out speech.wav] [TEXT]
+Usage: python text_to_speech.py [--url URL] [--voice NAME] [--out speech.wav] [TEXT]
 """
 
 import argparse

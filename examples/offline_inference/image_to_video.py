@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Set a picture in motion.
+
+Usage: python image_to_video.py --model Wan-AI/Wan2.2-TI2V-5B-Diffusers photo.png "the cat yawns"
+"""
+
+import argparse
+from pathlib import Path
+
+from PIL import Image
+
+from vllm_omni import Omni, OmniDiffusionSamplingParams
+from vllm_omni.media.video_encode import write_video
+
+
+def main() -> None:
+    """Make the video, as large as the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("image", type=Path)
+    parser.add_argument("prompt")
+    parser.add_argument("--model", default="Wan-AI/Wan2.2-TI2V-5B-Diffusers")
+    parser.add_argument("--frames", type=int, default=49)
+    parser.add_argument("--fps", type=float, default=24)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path("moved.mp4"))
+    args = parser.parse_args()
+    picture = Image.open(args.image).convert("RGB")
+    request = {"prompt": args.prompt, "multi_modal_data": {"image": picture}}
+    params = OmniDiffusionSamplingParams(
+        height=picture.height,
+        width=picture.width,
+        num_frames=args.frames,
+        fps=args.fps,
+        num_inference_steps=args.steps,
+        seed=1,
+    )
+    with Omni(model=args.model) as omni:
+        (output,) = omni.generate(request, params)
+        write_video(args.out, output.video.frames[0], args.fps)
+
+
+if __name__ == "__main__":  # on a GPU, stages are processes that import this file
+    main()
