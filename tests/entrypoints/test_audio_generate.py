@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sounds from a text over HTTP, from a live server."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,13 @@ def test_a_sound_of_each_format(server: GenerationServer) -> None:
     for start in (0, 0.5):
         later, _ = decode_audio(generate(server, audio_length=1, audio_start=start).content)
         assert len(later) == pytest.approx(rate, rel=0.01)
+
+
+def test_the_stages_timing_is_in_a_header(server: GenerationServer) -> None:
+    assert "x-vllm-omni-stages" not in generate(server).headers
+    timed = generate(server, return_stage_metrics=True)
+    (stage,) = json.loads(timed.headers["x-vllm-omni-stages"])
+    assert 0 <= stage["submitted_s"] <= stage["first_output_s"] <= stage["finished_s"]
 
 
 @pytest.mark.parametrize(

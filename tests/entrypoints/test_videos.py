@@ -171,6 +171,18 @@ def test_in_one_go(server: GenerationServer) -> None:
     assert check_video(reply.content).frames == 5
 
 
+def test_the_stages_timing(server: GenerationServer) -> None:
+    form = {**SHORT, "return_stage_metrics": "true"}
+    reply = server.request("POST", "/v1/videos/sync", data=form)
+    (stage,) = json.loads(reply.headers["x-vllm-omni-stages"])
+    assert 0 <= stage["submitted_s"] < stage["finished_s"]
+    made = server.request("POST", "/v1/videos", data=form).json()
+    (kept,) = over(server, made["id"])["metrics"]["stages"]
+    assert kept["stage"] == stage["stage"]
+    plain = server.request("POST", "/v1/videos", data=SHORT).json()
+    assert "stages" not in over(server, plain["id"])["metrics"]
+
+
 def test_not_longer_than_that(server: GenerationServer) -> None:
     """Row A-43. Another one is made meanwhile."""
     large = {**LONG, "num_frames": "161", "size": "64x64"}
