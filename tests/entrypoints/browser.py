@@ -23,6 +23,7 @@ SHOTS = Path(__file__).parents[2] / "build" / "playground"
 """Where screenshots are kept, to be looked at."""
 WAIT_S = 60
 DESKTOP, PHONE = (1280, 1000), (390, 844)
+LOOKS = (("desk", DESKTOP, "light"), ("dark", DESKTOP, "dark"), ("phone", PHONE, "dark"))
 SERIOUS = ("serious", "critical")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -31,15 +32,38 @@ FLAGS = (
     "--mute-audio",
 )
 
+WATCH = """
+const [selector, data] = arguments;
+window.watched = [];
+new MutationObserver(() => {
+  const element = document.querySelector(selector);
+  if (!element) return;
+  const value = data ? element.dataset[data] ?? null : element.textContent;
+  if (!watched.length || watched.at(-1) !== value) watched.push(value);
+}).observe(document.body, { childList: true, subtree: true, attributes: true });
+"""
+SIZE_OF = """
+const [element] = arguments;
+return [element.naturalWidth ?? element.videoWidth, element.naturalHeight ?? element.videoHeight];
+"""
+PAINTED = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+
 T = TypeVar("T")
 
 
 class Page:
-    """The playground of one server, in one tab."""
+    """The playground of one server, in one tab.
 
-    def __init__(self, driver: Chrome) -> None:
+    Attributes:
+        origin: The server's URL.
+        expected: Parts of what the console may tell of in this test.
+    """
+
+    def __init__(self, driver: Chrome, downloads: Path) -> None:
         self.driver = driver
+        self.downloads = downloads
         self.origin = ""
+        self.expected: list[str] = []
 
     def open(self, url: str) -> None:
         """Load the page of a server, as a user would who has never been there."""
@@ -94,6 +118,36 @@ class Page:
                 field.clear()
                 field.send_keys(str(value))
 
+    def use_key(self, key: str) -> None:
+        """Give the API key that the page asks for."""
+        self.wait(lambda: self.shown("#key-dialog"), "the question")
+        self.fill("#key-dialog", key=key)
+        self.press("#key-dialog button[type=submit]")
+        self.ready()
+
+    def watch(self, selector: str, data: str | None) -> None:
+        """Note, whenever the page changes, what the first such element says: its text, or one of
+        its `data-` attributes."""
+        self.driver.execute_script(WATCH, selector, data)
+
+    def watched(self) -> list[Any]:
+        """What was noted, without what only came again."""
+        return list(self.driver.execute_script("return window.watched"))
+
+    def size_of(self, selector: str) -> tuple[int, int]:
+        """Width and height of a picture or a video, once it has some."""
+        width, height = self.driver.execute_script(SIZE_OF, self.find(selector))
+        return width, height
+
+    def save(self, selector: str) -> bytes:
+        """Follow a link that saves a file; what is in it."""
+        link = self.find(selector)
+        file = self.downloads / str(link.get_attribute("download"))
+        file.unlink(missing_ok=True)
+        link.click()
+        self.wait(file.exists, file.name)
+        return file.read_bytes()
+
     def press(self, selector: str) -> None:
         """Press a button with the keyboard."""
         self.find(selector).send_keys(Keys.ENTER)
@@ -135,6 +189,14 @@ class Page:
         """The server's host and port."""
         return urlsplit(self.origin).netloc
 
+    def assert_clean(self) -> None:
+        """Nothing went wrong unseen: no error in the console, no request to anybody else, and
+        nothing on the page that keeps people out."""
+        console, foreign = self.problems()
+        assert [line for line in console if not any(e in line for e in self.expected)] == []
+        assert foreign == []
+        assert self.faults() == []
+
     def faults(self) -> list[str]:
         """What axe-core finds that keeps people out."""
         found = Axe().run(self.driver)["violations"]
@@ -157,12 +219,20 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def shot(self, name: str) -> None:
-        """Keep a picture of the whole page."""
+        """Keep a picture of the whole page: as it is, dark, and as a phone has it."""
         SHOTS.mkdir(parents=True, exist_ok=True)
-        script = "return [innerWidth, document.documentElement.scrollHeight]"
-        width, height = self.driver.execute_script(script)
-        self.size(width, max(height, 400))
-        self.driver.save_screenshot(str(SHOTS / f"{name}.png"))
+        for kind, (width, height), scheme in LOOKS:
+            self.size(width, height)
+            self.prefer(scheme)
+            script = "return [innerWidth, document.documentElement.scrollHeight]"
+            inner, whole = self.driver.execute_script(script)
+            assert inner == width, f"{name}: the page is wider than a {kind}"
+            self.size(width, whole)
+            self.driver.execute_async_script(PAINTED)
+            self.driver.save_screenshot(str(SHOTS / f"{name}-{kind}.png"))
+            assert self.faults() == [], f"{name}, {kind}"
+        self.size(*DESKTOP)
+        self.prefer("light")
 
 
 @contextmanager
@@ -170,12 +240,15 @@ def browser(folder: Path) -> Iterator[Page]:
     """A new browser that nobody has used."""
     options = ChromeOptions()
     options.binary_location = CHROMIUM or ""
-    for flag in (*FLAGS, f"--user-data-dir={folder}"):
+    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = Chrome(options, Service(DRIVER))
     try:
-        page = Page(driver)
+        downloads = folder / "downloads"
+        allow = {"behavior": "allow", "downloadPath": str(downloads)}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", allow)
+        page = Page(driver, downloads)
         page.size(*DESKTOP)
         yield page
     finally:

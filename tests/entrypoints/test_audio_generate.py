@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.entrypoints.generation import MODEL, STEPS, GenerationServer, generation_server
+from tests.entrypoints.browser import Page
+from tests.entrypoints.generation import KEY, MODEL, STEPS, GenerationServer, generation_server
 from vllm_omni.media.decode import decode_audio
 
 pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.diffusion]
@@ -49,6 +50,17 @@ def test_the_stages_timing_is_in_a_header(server: GenerationServer) -> None:
     timed = generate(server, return_stage_metrics=True)
     (stage,) = json.loads(timed.headers["x-vllm-omni-stages"])
     assert 0 <= stage["submitted_s"] <= stage["first_output_s"] <= stage["finished_s"]
+
+
+def test_the_playground_composes(server: GenerationServer, page: Page) -> None:
+    page.open(server.url)
+    page.use_key(KEY)
+    form = "#panel-sounds form"
+    page.fill(form, input="rain", audio_length=1, seed=1, **STEPS)
+    page.send(form)
+    assert page.save("#panel-sounds a[download]") == generate(server, audio_length=1).content
+    assert [row.text for row in page.all("#last .stages tbody th")] == ["diffusion"]
+    page.shot("sounds")
 
 
 @pytest.mark.parametrize(

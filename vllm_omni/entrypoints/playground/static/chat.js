@@ -62,7 +62,7 @@ export function startChat(panel, offer, model, last) {
 /** An answer as it comes. */
 class Answer {
   text = "";
-  #item = make("li", { className: "assistant" }, make("h3", { textContent: "Answer" }));
+  #item = make("article", { className: "assistant" }, make("h3", { textContent: "Answer" }));
   #words = make("p");
   #sound;
 
@@ -138,7 +138,7 @@ function contentOf(text, files) {
 }
 
 function questionItem(text, files) {
-  const item = make("li", { className: "user" }, make("h3", { textContent: "You" }));
+  const item = make("article", { className: "user" }, make("h3", { textContent: "You" }));
   item.append(...files.map(shown));
   if (text) item.append(make("p", { textContent: text }));
   return item;

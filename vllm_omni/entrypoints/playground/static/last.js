@@ -69,7 +69,7 @@ class Run {
     if (this.#marked.has(name)) return;
     this.#marked.add(name);
     const seconds = (performance.now() - this.#began) / 1000;
-    this.list.append(make("dt", { textContent: name }), make("dd", { textContent: told(seconds) }));
+    this.list.append(make("dt", { textContent: name }), make("dd", { textContent: `${told(seconds)} s` }));
   }
 
   /** All of it is here. */
@@ -99,4 +99,4 @@ function bar(className, from, to, whole) {
   return span;
 }
 
-const told = (seconds) => (seconds === null || seconds === undefined ? "–" : `${seconds.toFixed(3)} s`);
+const told = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds.toFixed(3));
