@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.tts, pyte
 MODEL = "tiny"
 FAMILY = "qwen3_tts_base"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "online_serving" / "speech.py"
-STAGES = ["talker", "codec"]
+STAGES = ["qwen3_tts", "code2wav"]
 SHORT = {"max_new_tokens": 24, "seed": 3}
 ANN = {"ref_text": "What I say.", "consent": "the test's"}
 

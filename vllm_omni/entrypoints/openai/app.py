@@ -71,6 +71,7 @@ from vllm_omni.entrypoints.openai.speech.service import Speech
 from vllm_omni.entrypoints.openai.speech.session import speech_sessions
 from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
 from vllm_omni.entrypoints.openai.videos.storage import video_store
+from vllm_omni.entrypoints.playground.assets import PATH as PLAYGROUND
 from vllm_omni.entrypoints.playground.assets import open_paths as playground_paths
 from vllm_omni.entrypoints.playground.assets import read_assets
 from vllm_omni.entrypoints.playground.offer import (
@@ -252,8 +253,10 @@ def include_elsewhere(app: FastAPI, makes: str, route: str) -> None:
 
 def include_playground(app: FastAPI, args: Namespace, offer: Callable[[], Offer]) -> None:
     """Serve the web page, unless the flags say not to."""
-    if not args.disable_playground:
-        app.include_router(playground_router(read_assets(bool(api_keys(args))), offer))
+    if args.disable_playground:
+        return
+    app.include_router(playground_router(read_assets(bool(api_keys(args))), offer))
+    logger.info("There is a web page to try the model at %s", PLAYGROUND)
 
 
 def api_keys(args: Namespace) -> list[str]:

@@ -95,8 +95,12 @@ function showUploaded(panel, voices, readVoices) {
       textContent: "Forget",
       "aria-label": `Forget the voice ${name}`,
       click: async () => {
-        await send({ method: "DELETE", path: `${VOICES}/${encodeURIComponent(name)}` });
-        await readVoices();
+        try {
+          await send({ method: "DELETE", path: `${VOICES}/${encodeURIComponent(name)}` });
+          await readVoices();
+        } catch (error) {
+          find(".upload .error", panel).textContent = error.message;
+        }
       },
     });
     const length = seconds ? ` (${seconds.toFixed(1)} s)` : "";

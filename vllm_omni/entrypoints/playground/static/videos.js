@@ -18,7 +18,7 @@ export function startVideos(panel, offer, model, last) {
   const place = find(".attach", form);
   const media = [...(offer.from_image ? ["image"] : []), ...(offer.from_video ? ["video"] : [])];
   const label = `Begin with ${offer.from_image ? "a picture" : "a video"}${offer.from_text ? "" : " (needed)"}`;
-  const sources = media.length ? new Attachments(place, media, label, 2) : null;
+  const sources = media.length ? new Attachments(place, media, label, offer.from_image ? 2 : 1) : null;
   if (!sources) place.remove();
 
   onSend(form, async (signal, say) => {
