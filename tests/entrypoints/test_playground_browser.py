@@ -5,6 +5,7 @@ Around an engine that makes tones, so that what is heard is known. Real models' 
 `test_playground_chat.py` and in the tests of their routes.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,23 @@ def test_errors_are_told(speech: Page, word: str, console: list[str]) -> None:
     speech.wait(speech.errors, "the error")
     assert speech.find(f"{SPEAK} .error").get_attribute("role") == "alert"
     assert decode_audio(said(speech, "And on it goes."))
+
+
+def test_tags_in_a_text_are_text(speech: Page) -> None:
+    text = "<img src=x onerror=alert(1)><b>bold</b>"
+    said(speech, text)
+    assert text in speech.text("#panel-speech figcaption")
+    assert not speech.all("#panel-speech figcaption img, #panel-speech figcaption b")
+    assert text in json.loads(speech.text("#curl").split("'JSON'\n")[1][: -len("JSON")])["input"]
+
+
+def test_behind_a_proxys_folder(page: Page, tmp_path: Path) -> None:
+    flags = ("--root-path", "/behind", "--api-key", KEY)
+    with speech_server(tmp_path / "voices", *flags) as behind:
+        page.open(f"{behind.url}/behind")
+        page.use_key(KEY)
+        assert said(page, "Hello.")[WAV_HEADER:] == to_int16(spoken("Hello.")).tobytes()
+        assert f"{behind.url}/behind/v1/audio/speech" in page.text("#curl")
 
 
 def test_stopping_frees_the_server(speech: Page, server: SpeechServer) -> None:

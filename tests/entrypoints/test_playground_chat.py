@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
+import regex as re
 
 from tests.entrypoints.browser import Page
 from tests.entrypoints.conftest import LiveServer
@@ -20,6 +22,7 @@ from vllm_omni.media.decode import decode_audio
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.omni]
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "playground.md"
 FORM = "#panel-chat form"
 ANSWER = "#panel-chat .log article.assistant"
 STAGES = ["thinker", "talker", "code2wav"]
@@ -43,6 +46,11 @@ def attach(page: Page, folder: Path) -> None:
 
 def answers(page: Page) -> list[str]:
     return [str(p.get_property("textContent")) for p in page.all(f"{ANSWER} p")]
+
+
+def test_the_offer_is_as_documented(server: LiveServer) -> None:
+    (example,) = re.findall(r"```json\n(.+?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert httpx.get(f"{server.url}/playground/offer").json() == json.loads(example)
 
 
 def test_a_picture_and_the_microphone_in_text_and_speech_out(chat: Page, tmp_path: Path) -> None:
