@@ -100,9 +100,12 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     live.stop_cleanly()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def new_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A browser; without Chromium, tests that need one are skipped."""
+    """A browser; without Chromium, tests that need one are skipped.
+
+    It ends with the module: tests of other folders count this process's children.
+    """
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs Debian's packages chromium and chromium-driver")
     with browser(tmp_path_factory.mktemp("browser")) as page:
