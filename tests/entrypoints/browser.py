@@ -145,7 +145,8 @@ class Page:
         file = self.downloads / str(link.get_attribute("download"))
         file.unlink(missing_ok=True)
         link.click()
-        self.wait(file.exists, file.name)
+        # Chromium reserves the name with an empty file, which the whole one then replaces.
+        self.wait(lambda: file.exists() and file.stat().st_size, file.name)
         return file.read_bytes()
 
     def press(self, selector: str) -> None:

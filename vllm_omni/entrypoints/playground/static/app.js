@@ -21,16 +21,19 @@ const STARTS = {
   sounds: startSounds,
 };
 
-async function readOffer() {
-  let reason = "";
+async function readOffer(say) {
   for (;;) {
-    if (key.isNeeded() && !key.current()) await key.ask(reason);
+    if (key.isNeeded() && !key.current()) {
+      say("This server asks for an API key.");
+      await key.ask();
+    }
+    say("Asking the server what it offers…");
     try {
       return await (await send({ path: "playground/offer" })).json();
     } catch (error) {
       if (error.status !== 401) throw error;
-      reason = "The server does not take this key.";
-      await key.ask(reason);
+      say("This server asks for another API key.");
+      await key.ask("The server does not take this key.");
     }
   }
 }
@@ -46,7 +49,7 @@ async function start() {
   });
   let offer;
   try {
-    offer = await readOffer();
+    offer = await readOffer((text) => { status.textContent = text; });
   } catch (error) {
     status.textContent = `The server does not say what it offers: ${error.message}`;
     return;
