@@ -7,7 +7,7 @@ PYTHON   ?= $(or $(shell for each in python3.11 python3; do \
               && echo $$each && break; done),python3)
 BIN      := $(VENV)/bin
 SETUP    := $(PYTHON) tools/setup_env.py --venv $(VENV) --platform $(PLATFORM)
-SOURCES  := $(wildcard vllm_omni tests tools examples benchmarks)
+SOURCES  := $(wildcard vllm_omni tests tools examples benchmarks recipes)
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo test lint format lock clean

@@ -5,8 +5,8 @@
 
 Random weights in bfloat16 (so what is said is noise, of a length that is asked for), the family's
 deploy file as it is, requests through `AsyncOmni`. *Playable* is a request's first packet of sound
-(two frames, 0.16 s). A request is *continuous* if a player that starts with the first packet never
-waits longer than 100 ms for the next.
+(two frames, 0.16 s; one of the low-latency profile). A request is *continuous* if a player that
+starts with the first packet never waits longer than 100 ms for the next.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Heard:
 class Server:
     """The deployment, and requests to it."""
 
-    def __init__(self, device: str, deploy: str, overrides: dict[str, Any]) -> None:
+    def __init__(self, device: str, deploy: str, overrides: dict[str, Any], mps: bool) -> None:
         from gpu_checkpoints import qwen3_tts
 
         from vllm_omni import AsyncOmni
@@ -67,6 +67,7 @@ class Server:
         talker = {"stage_id": 0, "devices": device, "load_format": "dummy", **overrides}
         config = {
             "base_config": f"{deploy}.yaml",
+            "cuda_mps": mps,
             "stages": [talker, {"stage_id": 1, "devices": device}],
         }
         began = time.perf_counter()
@@ -154,9 +155,11 @@ def main() -> None:
     parser.add_argument("--deploy", default="qwen3_tts", help="name of a shipped deploy file")
     parser.add_argument("--name", default="speech_gpu", help="of the result file")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--mps", action="store_true", help="stages at the same time (cuda_mps)")
     args = parser.parse_args()
     report = Report(args.name)
-    server = Server(args.device, args.deploy, {"enforce_eager": True} if args.eager else {})
+    overrides = {"enforce_eager": True} if args.eager else {}
+    server = Server(args.device, args.deploy, overrides, args.mps)
     report.raw["start_s"] = server.start_s
     work: dict[str, Callable[[], Awaitable[list[Heard]]]] = {
         "alone": lambda: closed_loop(server.say, 1, 12),

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni.connectors.serialization import _DTYPES, ALIGNMENT, MAX_HEADER_BYTES, decode, encode
+from vllm_omni.connectors.serialization import (
+    _DTYPES,
+    ALIGNMENT,
+    MAX_HEADER_BYTES,
+    decode,
+    decode_rows,
+    encode,
+    encode_rows,
+    header_of,
+)
 
 pytestmark = [
     pytest.mark.core_model,
@@ -53,6 +62,36 @@ def test_any_dtype_and_shape_survives(payload: dict[str, torch.Tensor]) -> None:
 
     assert bytes(target) == encoded.to_bytes()
     assert_same(payload, decode(target))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=20), tensors(), min_size=1, max_size=3),
+    st.integers(1, 5),
+)
+def test_rows_are_the_payloads_of_each(row: dict[str, torch.Tensor], count: int) -> None:
+    rows = {name: torch.stack([tensor] * count) for name, tensor in row.items()}
+    payloads = encode_rows(rows)
+
+    assert payloads == [encode({n: t[None] for n, t in row.items()}).to_bytes()] * count
+    assert len({header_of(each) for each in payloads}) == 1
+    assert_same(rows, decode_rows(payloads))
+
+
+def test_each_row_is_its_own() -> None:
+    rows = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(4)}
+    payloads = encode_rows(rows)
+
+    for i, payload in enumerate(payloads):
+        assert_same({name: each[i : i + 1] for name, each in rows.items()}, decode(payload))
+    assert_same({name: each[[2, 0]] for name, each in rows.items()}, decode_rows(payloads[2::-2]))
+
+
+def test_payloads_that_are_not_alike() -> None:
+    (one,), (other,) = encode_rows({"a": torch.ones(1)}), encode_rows({"b": torch.ones(1)})
+    for broken in ([one, other], [one, one[:-1]], [one[:6]], [b"no payload", one]):
+        with pytest.raises(ValueError, match="payload"):
+            decode_rows(broken)
 
 
 @pytest.mark.parametrize("dtype", sorted(_DTYPES))

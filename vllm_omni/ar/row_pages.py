@@ -9,6 +9,8 @@ it says so to the device by indices.
 import numpy as np
 import torch
 
+from vllm_omni.platforms import to_device
+
 PAGE = 64
 """Positions of a page."""
 USUAL_POSITIONS = 512
@@ -61,10 +63,12 @@ class RowPages:
                 if slot in self._complete:
                     padded.append(page)
         if new:
-            self._paged(self.frame_part)[new] = 0
-            self._paged(self.row_part)[new] = 0
+            pages = to_device(torch.tensor(new), self._pad.device)
+            self._paged(self.frame_part)[pages] = 0
+            self._paged(self.row_part)[pages] = 0
         if padded:
-            self._paged(self.row_part)[padded] = self._pad
+            pages = to_device(torch.tensor(padded), self._pad.device)
+            self._paged(self.row_part)[pages] = self._pad
 
     def complete(self, slot: int, filled: int) -> None:
         """A request gets no more rows than the `filled` ones: what comes after them is padded."""
@@ -72,7 +76,8 @@ class RowPages:
         stop = len(self._tables[slot]) * PAGE
         if filled < stop:
             slots, positions = np.full(stop - filled, slot), np.arange(filled, stop)
-            self.row_part[torch.from_numpy(self.index(slots, positions))] = self._pad
+            where = torch.from_numpy(self.index(slots, positions))
+            self.row_part[to_device(where, self._pad.device)] = self._pad
 
     def index(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Where positions are in `row_part` and `frame_part`, int64 [n] each."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from vllm_omni.connectors.base import OmniConnector
+from vllm_omni.connectors.serialization import header_of
 from vllm_omni.inputs import RowInput
 
 POSITIONS = "positions"
@@ -39,6 +40,22 @@ class RowReader:
             for name, tensor in payload.items():
                 parts.setdefault(name, []).append(tensor)
         return {name: torch.cat(tensors) for name, tensors in parts.items()}
+
+    def read_alike(self, messages: Sequence[RowInput]) -> dict[str, torch.Tensor]:
+        """Upstream rows of many messages at once, [n, ...] by name; see `layout`."""
+        return self._connector.get_inline([rows.spans[0].handle for rows in messages])
+
+
+def layout(rows: RowInput) -> bytes | None:
+    """What messages that `read_alike` can read together have in common.
+
+    These are messages of one position that takes the one row that came inside of them, as decode
+    steps make them by the thousand. None: such a message it is not.
+    """
+    if rows.index != [0] or len(rows.spans) != 1 or rows.spans[0].count != 1:
+        return None
+    inline = rows.spans[0].handle.inline
+    return header_of(inline) if inline else None
 
 
 def selected(upstream: Mapping[str, torch.Tensor], index: Sequence[int]) -> dict[str, torch.Tensor]:

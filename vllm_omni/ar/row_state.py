@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
+from vllm_omni.ar import wire
 from vllm_omni.ar.row_pages import RowPages
-from vllm_omni.ar.row_reading import POSITIONS, RowReader, rebase_positions, selected
-from vllm_omni.ar.wire import StageRequest
+from vllm_omni.ar.row_reading import POSITIONS, RowReader, layout, rebase_positions, selected
 from vllm_omni.inputs import RowInput
 from vllm_omni.models.interfaces import (
     CompleteFrames,
@@ -123,6 +123,22 @@ class _Slots:
             self.free = list(range(count, 2 * count))[::-1]
         return self.free.pop()
 
+    def begin(self, requests: Sequence[tuple[int, wire.FrameSampling]]) -> None:
+        """Take what new requests want, by their slots."""
+        if not requests:
+            return
+        slot = to_device(torch.tensor([slot for slot, _ in requests]), self.seed.device)
+        wanted = [frames for _, frames in requests]
+        seeds = [random.getrandbits(63) if each.seed is None else each.seed for each in wanted]
+        whole = torch.tensor([[each.top_k for each in wanted], [_wrapped(seed) for seed in seeds]])
+        guidance = [math.nan if each.guidance is None else each.guidance for each in wanted]
+        real = [[each.temperature for each in wanted], [each.top_p for each in wanted], guidance]
+        self.memory[slot] = 0
+        self.state[slot] = 0
+        self.top_k[slot], self.seed[slot] = to_device(whole, self.seed.device)
+        drawn = to_device(torch.tensor(real, dtype=torch.float32), self.seed.device)
+        self.temperature[slot], self.top_p[slot], self.guidance[slot] = drawn
+
 
 class RowState:
     """Inputs of all live requests of a row-driven model.
@@ -153,6 +169,9 @@ class RowState:
         self._slots = _Slots(max_requests, model.omni_capabilities, device, dtype)
         self._pages = RowPages(max_requests, self._pad)
         self._requests: dict[str, _Request] = {}
+        self._new: list[tuple[int, wire.FrameSampling]] = []
+        self._arrived: list[_Arrival | None] = []
+        self._completed: list[_Request] = []
         self.complete: CompleteFrames = model.frames
 
     def knows(self, request_id: str) -> bool:
@@ -163,41 +182,51 @@ class RowState:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        request: StageRequest,
+        request: wire.StageRequest,
     ) -> None:
         """Take a new request with its prompt's rows; one that is known already is left as it is."""
         if request_id in self._requests:
             return
         assert request.rows is not None
-        slots, slot = self._slots, self._slots.take()
+        slot = self._slots.take()
         prompt_len = len(prompt_token_ids)
         state = _Request(slot, prompt_len, request.frames.temperature == 0)
         self._requests[request_id] = state
         self._pages.open(slot)
-        seed = random.getrandbits(63) if request.frames.seed is None else request.frames.seed
-        slots.memory[slot] = 0
-        slots.state[slot] = 0
-        slots.temperature[slot] = request.frames.temperature
-        slots.top_k[slot] = request.frames.top_k
-        slots.top_p[slot] = request.frames.top_p
-        slots.seed[slot] = _wrapped(seed)
-        guidance = request.frames.guidance
-        slots.guidance[slot] = math.nan if guidance is None else guidance
-        self._take([self._arrival(state, request.rows, prompt_token_ids)])
+        self._new.append((slot, request.frames))
+        self._arrived.append(self._arrival(state, request.rows, prompt_token_ids))
         if request.rows.final:
-            self._pages.complete(slot, state.filled)
+            self._completed.append(state)
 
     def append(self, updates: Mapping[str, Iterable[RowInput]]) -> None:
         """Take more positions for running requests, by their ids."""
-        arrivals = []
+        alike: dict[bytes, list[tuple[int, int, RowInput]]] = {}
         for request_id, messages in updates.items():
             state = self._requests[request_id]
-            arrivals += [self._arrival(state, rows, ()) for rows in messages]
-        self._take(arrivals)
-        for request_id, messages in updates.items():
-            if any(rows.final for rows in messages):
-                state = self._requests[request_id]
-                self._pages.complete(state.slot, state.filled)
+            for rows in messages:
+                shared = None if state.lost else layout(rows)
+                if shared is None:
+                    self._arrived.append(self._arrival(state, rows, ()))
+                else:
+                    alike.setdefault(shared, []).append((state.slot, state.filled, rows))
+                    state.filled += 1
+                if rows.final:
+                    self._completed.append(state)
+        for group in alike.values():
+            slots, starts, messages = zip(*group, strict=True)
+            upstream = self._reader.read_alike(messages)
+            upstream.pop(POSITIONS, None)
+            kinds = b"".join(rows.kinds for rows in messages)
+            places = np.array(slots, dtype=np.int64), np.array(starts, dtype=np.int64)
+            self._put(upstream, kinds, [-1] * len(group), *places)
+
+    def settle(self) -> None:
+        """Put what `add` and `append` took where steps find it."""
+        self._slots.begin(self._new)
+        self._take(self._arrived)
+        for state in self._completed:
+            self._pages.complete(state.slot, state.filled)
+        self._new, self._arrived, self._completed = [], [], []
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are fine."""
@@ -296,24 +325,42 @@ class RowState:
                 alike.setdefault(tuple(sorted(arrival.rows)), []).append(arrival)
         for names, group in alike.items():
             rows = {name: torch.cat([each.rows[name] for each in group]) for name in names}
-            kinds = torch.frombuffer(bytearray(b"".join(g.kinds for g in group)), dtype=torch.uint8)
-            token_ids = torch.tensor([id_ for each in group for id_ in each.token_ids])
-            row_part = self._model.row_inputs(
-                {name: self._as_input(tensor) for name, tensor in rows.items()},
-                to_device(kinds, self._device),
-                to_device(token_ids, self._device),
-            )
-            self._pages.reserve(
-                np.array([each.slot for each in group]),
-                np.array([each.start + len(each.token_ids) for each in group]),
-            )
-            where = np.concatenate([self._where(each) for each in group])
-            self._pages.row_part[to_device(torch.from_numpy(where), self._device)] = row_part
+            token_ids = [id_ for each in group for id_ in each.token_ids]
+            counts = np.array([len(each.token_ids) for each in group], dtype=np.int64)
+            starts = np.array([each.start for each in group], dtype=np.int64)
+            slots = np.repeat(np.array([each.slot for each in group], dtype=np.int64), counts)
+            before = np.cumsum(counts) - counts
+            positions = np.repeat(starts - before, counts) + np.arange(counts.sum())
+            self._put(rows, b"".join(each.kinds for each in group), token_ids, slots, positions)
 
-    def _where(self, arrival: _Arrival) -> np.ndarray:
-        count = len(arrival.token_ids)
-        positions = np.arange(arrival.start, arrival.start + count)
-        return self._pages.index(np.full(count, arrival.slot), positions)
+    def _put(
+        self,
+        rows: Mapping[str, torch.Tensor],
+        kinds: bytes,
+        token_ids: Sequence[int],
+        slots: np.ndarray,
+        positions: np.ndarray,
+    ) -> None:
+        """Make rows inputs.
+
+        Args:
+            rows: By name, [n, ...].
+            kinds: A byte per row.
+            token_ids: Of each row, or -1.
+            slots: int64 [n], of their requests.
+            positions: int64 [n], in them.
+        """
+        row_part = self._model.row_inputs(
+            {name: self._as_input(tensor) for name, tensor in rows.items()},
+            to_device(torch.frombuffer(bytearray(kinds), dtype=torch.uint8), self._device),
+            to_device(torch.tensor(token_ids), self._device),
+        )
+        used, request = np.unique(slots, return_inverse=True)
+        stops = np.zeros(len(used), dtype=np.int64)
+        np.maximum.at(stops, request, positions + 1)
+        self._pages.reserve(used, stops)
+        where = torch.from_numpy(self._pages.index(slots, positions))
+        self._pages.row_part[to_device(where, self._device)] = row_part
 
     def _as_input(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the model takes them: floats in its dtype, ids as they are."""

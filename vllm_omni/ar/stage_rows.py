@@ -21,7 +21,7 @@ from vllm_omni.ar.row_state import RowState, Step
 from vllm_omni.ar.scheduler import OmniModelRunnerOutput, OmniSchedulerOutput
 from vllm_omni.ar.stage_config import ArStageConfig
 from vllm_omni.ar.wire import StageRequest, read_request
-from vllm_omni.connectors.base import make_key
+from vllm_omni.connectors.base import PutResult, make_key
 from vllm_omni.connectors.factory import create_connector
 from vllm_omni.handles import LOST, RowSpan
 from vllm_omni.models.interfaces import RowDriven
@@ -138,8 +138,11 @@ class StageRows:
             self._requests.setdefault(new.req_id, _Request(request, len(new.prompt_token_ids)))
             if self.inputs is not None:
                 self.inputs.add(new.req_id, new.prompt_token_ids, request)
-        if isinstance(scheduler_output, OmniSchedulerOutput) and self.inputs is not None:
+        if self.inputs is None:
+            return
+        if isinstance(scheduler_output, OmniSchedulerOutput):
             self.inputs.append(scheduler_output.omni_updates)
+        self.inputs.settle()
 
     def hidden_wanted(self, step: Step) -> tuple[list[Emission], np.ndarray]:
         """Whose rows of a step are wanted downstream, and which of the step's tokens those are.
@@ -198,6 +201,8 @@ class StageRows:
         Returns:
             Where they are, by internal request id.
         """
+        if all(each.count == 1 and not each.in_prompt for each in emitted.emissions):
+            return self._hand_on_one_each(emitted)
         spans, offset = {}, 0
         for each in emitted.emissions:
             here = slice(offset, offset + each.count)
@@ -207,19 +212,30 @@ class StageRows:
                 for name, tensor in emitted.rows.items()
                 if name != POSITIONS or each.in_prompt
             }
-            spans[each.request_id] = self._put(each, own)
+            key = self._next_key(each)
+            result = self._connector.put(self.stage.stage, self.stage.target, key, own)
+            spans[each.request_id] = self._span(each, result)
         return spans
 
-    def _put(self, emission: Emission, rows: dict[str, torch.Tensor]) -> RowSpan:
-        request_id = emission.stage.request_id
+    def _hand_on_one_each(self, emitted: Emitted) -> dict[str, RowSpan]:
+        """The same of a row of each request, as decode steps make them."""
+        rows = {name: tensor for name, tensor in emitted.rows.items() if name != POSITIONS}
+        keys = [self._next_key(each) for each in emitted.emissions]
+        results = self._connector.put_rows(self.stage.stage, self.stage.target, keys, rows)
+        pairs = zip(emitted.emissions, results, strict=True)
+        return {each.request_id: self._span(each, result) for each, result in pairs}
+
+    def _next_key(self, emission: Emission) -> str:
         self._puts += 1
-        key = make_key(request_id, f"{self.stage.stage}-{os.getpid()}-{self._puts}")
-        result = self._connector.put(self.stage.stage, self.stage.target, key, rows)
+        suffix = f"{self.stage.stage}-{os.getpid()}-{self._puts}"
+        return make_key(emission.stage.request_id, suffix)
+
+    def _span(self, emission: Emission, result: PutResult) -> RowSpan:
         if result.handle is None:
             # The step has other requests too; this one fails when the span arrives.
             logger.warning(
                 "Request %s: the connector has no room for %d bytes of rows",
-                request_id,
+                emission.stage.request_id,
                 result.size,
             )
         return RowSpan(emission.start, emission.count, result.handle or LOST)

@@ -3,11 +3,12 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
+from vllm_omni.connectors.serialization import decode_rows
 from vllm_omni.handles import TensorHandle
 
 Payload = Mapping[str, torch.Tensor]
@@ -73,6 +74,27 @@ class OmniConnector(ABC):
         Raises:
             KeyError: The payload is gone (already read, or its request was released).
         """
+
+    def put_rows(
+        self, from_stage: str, to_stage: str, keys: Sequence[str], tensors: Payload
+    ) -> list[PutResult]:
+        """Store many small payloads: of tensors [n, ...], row i as [1, ...] under the i-th key.
+
+        Raises:
+            ValueError: See `put`.
+        """
+        rows = ({name: each[i : i + 1] for name, each in tensors.items()} for i in range(len(keys)))
+        return [
+            self.put(from_stage, to_stage, key, row) for key, row in zip(keys, rows, strict=True)
+        ]
+
+    def get_inline(self, handles: Sequence[TensorHandle]) -> dict[str, torch.Tensor]:
+        """Payloads that ride in their handles, joined in their tensors' first dimension.
+
+        Raises:
+            ValueError: They are not laid out alike (`serialization.header_of`).
+        """
+        return decode_rows([handle.inline for handle in handles if handle.inline is not None])
 
     def discard(self, handle: TensorHandle) -> None:
         """Free a payload that nobody will read; gone already is fine."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -156,6 +156,69 @@ def decode(buffer: bytes | bytearray | memoryview | mmap.mmap) -> dict[str, torc
         flat = torch.frombuffer(view, dtype=dtype, count=count, offset=start)
         tensors[entry.name] = flat.view(entry.shape)
     return tensors
+
+
+def encode_rows(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
+    """n payloads at once, as `encode` makes of each row: the i-th holds [1, ...] of each tensor.
+
+    Args:
+        tensors: Each [n, ...]; n is at least one.
+
+    Raises:
+        TypeError, ValueError: As `encode`.
+    """
+    count = len(next(iter(tensors.values())))
+    entries = [
+        _Entry(name, _dtype_name(name, tensor), [1, *tensor.shape[1:]])
+        for name, tensor in tensors.items()
+    ]
+    header = _encode_header(entries)
+    if len(header) > MAX_HEADER_BYTES:
+        raise ValueError(f"the header of {len(entries)} tensors takes {len(header)} bytes")
+    prefix = _PREFIX.pack(_MAGIC, len(header)) + header
+    places = list(_places(entries, len(prefix)))
+    size = max((stop for start, stop in places if start != stop), default=len(prefix))
+    whole = torch.zeros(count, size, dtype=torch.uint8)
+    whole[:, : len(prefix)] = torch.frombuffer(bytearray(prefix), dtype=torch.uint8)
+    for (start, stop), tensor in zip(places, tensors.values(), strict=True):
+        if start != stop:
+            bytes_ = torch.frombuffer(_tensor_bytes(tensor), dtype=torch.uint8)
+            whole[:, start:stop] = bytes_.view(count, -1)
+    flat = whole.numpy().tobytes()
+    return [flat[i : i + size] for i in range(0, count * size, size)]
+
+
+def decode_rows(payloads: Sequence[bytes]) -> dict[str, torch.Tensor]:
+    """The tensors of payloads that are laid out alike, joined in their first dimension.
+
+    Args:
+        payloads: At least one; tensors have at least one dimension.
+
+    Raises:
+        ValueError: They are not alike, or the first one is no payload.
+    """
+    entries, header_end = _read_header(memoryview(payloads[0]))
+    places = list(_places(entries, header_end))
+    size = max((stop for start, stop in places if start != stop), default=header_end)
+    header = payloads[0][:header_end]
+    if not all(len(each) == size and each.startswith(header) for each in payloads):
+        raise ValueError("payloads that are not alike")
+    count = len(payloads)
+    whole = torch.frombuffer(bytearray(b"".join(payloads)), dtype=torch.uint8).view(count, size)
+    tensors = {}
+    for entry, (start, stop) in zip(entries, places, strict=True):
+        shape, dtype = [count * entry.shape[0], *entry.shape[1:]], _DTYPES[entry.dtype]
+        if start == stop:
+            tensors[entry.name] = torch.empty(shape, dtype=dtype)
+        else:
+            own = whole[:, start:stop].contiguous().view(-1)
+            tensors[entry.name] = own.view(dtype).view(shape)
+    return tensors
+
+
+def header_of(payload: bytes) -> bytes:
+    """What two payloads have in common if `decode_rows` can join them, but for their sizes."""
+    return payload[: _PREFIX.size + _PREFIX.unpack_from(payload)[1]]
 
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:

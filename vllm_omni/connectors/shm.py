@@ -15,6 +15,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,13 @@ import torch
 
 from vllm_omni.connectors import segments
 from vllm_omni.connectors.base import OmniConnector, Payload, PutResult, request_of
-from vllm_omni.connectors.serialization import Encoded, decode, encode
+from vllm_omni.connectors.serialization import (
+    ALIGNMENT,
+    Encoded,
+    decode,
+    encode,
+    encode_rows,
+)
 from vllm_omni.handles import TensorHandle
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -116,6 +123,27 @@ class SharedMemoryConnector(OmniConnector):
             tensors = decode(payload)
         self._count(gets=1)
         return tensors
+
+    def put_rows(
+        self, from_stage: str, to_stage: str, keys: Sequence[str], tensors: Payload
+    ) -> list[PutResult]:
+        row = sum(each[:1].nbytes for each in tensors.values())
+        # A header and padding come to it.
+        small = row + len(tensors) * ALIGNMENT < self._options.shm_threshold_bytes // 2
+        if not (self._options.inline_small_payloads and small):
+            return super().put_rows(from_stage, to_stage, keys, tensors)
+        began = time.monotonic()
+        payloads = encode_rows(tensors)
+        took = (time.monotonic() - began) / len(keys)
+        self._count(inline_writes=len(keys), bytes=sum(map(len, payloads)))
+        return [
+            PutResult(True, len(payload), TensorHandle(key, len(payload), payload, began, took))
+            for key, payload in zip(keys, payloads, strict=True)
+        ]
+
+    def get_inline(self, handles: Sequence[TensorHandle]) -> dict[str, torch.Tensor]:
+        self._count(gets=len(handles))
+        return super().get_inline(handles)
 
     def discard(self, handle: TensorHandle) -> None:
         if handle.inline is None:

@@ -14,7 +14,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import ExecuteModelState, GPUModelRunner
 
-from vllm_omni.ar.cuda.frame_graphs import FrameGraphs
+from vllm_omni.ar.cuda.frame_graphs import FrameGraphs, with_fused_norms
 from vllm_omni.ar.row_state import RowState, Step
 from vllm_omni.ar.stage_rows import Emitted, StageRows, StepStates, with_spans
 from vllm_omni.platforms import to_device
@@ -46,6 +46,7 @@ class OmniGPUModelRunner(GPUModelRunner):
         if self._rows.inputs is not None:
             assert isinstance(self.model_state, RowModelState)
             self.model_state.feed = _Feed(self._rows.inputs)
+            self._rows.inputs.complete = with_fused_norms(self._rows.inputs.complete)
 
     def capture_model(self, *, profile_only: bool = False) -> int:
         """Capture the backbone's graphs, then those of completing frames."""
