@@ -61,7 +61,8 @@ stages:
 Text-to-speech pipelines have *profiles*, packaged files that build on the default one:
 `--deploy-config qwen3_tts_low_latency` is for few listeners (small batches, a first packet of one
 frame), `--deploy-config qwen3_tts_high_throughput` for many requests (large batches, sound in
-larger pieces). The other families have them by their names (`csm_low_latency`, ...); a name that
+larger pieces). `--deploy-config qwen3_omni_moe_one_gpu` puts all of Qwen3-Omni on one GPU with
+140 GB. The other families have them by their names (`csm_low_latency`, ...); a name that
 there is not is refused with those that there are.
 
 ## Precedence
