@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 
+from tests.entrypoints.browser import CHROMIUM, DESKTOP, DRIVER, Page, browser
 from tests.processes import family
 from vllm_omni.testing.server import OmniServer
 from vllm_omni.testing.tiny import build
@@ -97,6 +98,30 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     live.start()
     yield live
     live.stop_cleanly()
+
+
+@pytest.fixture(scope="module")
+def new_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A browser; without Chromium, tests that need one are skipped.
+
+    It ends with the module: tests of other folders count this process's children.
+    """
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(new_page: Page) -> Iterator[Page]:
+    """A browser's page; whatever a test does there, nothing may go wrong unseen."""
+    new_page.driver.get("about:blank")
+    new_page.problems()
+    new_page.expected.clear()
+    new_page.size(*DESKTOP)
+    new_page.prefer("light")
+    yield new_page
+    new_page.assert_clean()
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ class ToneEngine:
     def __post_init__(self) -> None:
         self.admission = Admission(64, ServingLimits())
         self.pipeline = SimpleNamespace(
-            entry=SimpleNamespace(name="talker"), stages=("talker", "codec")
+            entry=SimpleNamespace(name="talker"),
+            stages=(SimpleNamespace(name="talker"), SimpleNamespace(name="codec")),
         )
 
     async def generate(

@@ -30,6 +30,7 @@ def client(root_path: str = "", **flags: Any) -> TestClient:
     args = {
         "api_key": KEYS,
         "open_metrics": False,
+        "disable_playground": False,
         "allowed_origins": [],
         "max_body_bytes": 100,
         "max_media_per_request": 1,

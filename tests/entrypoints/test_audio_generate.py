@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sounds from a text over HTTP, from a live server."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.entrypoints.browser import Page
 from tests.entrypoints.generation import KEY, MODEL, STEPS, GenerationServer, generation_server
 from vllm_omni.media.decode import decode_audio
 
@@ -45,6 +47,24 @@ def test_a_sound_of_each_format(server: GenerationServer) -> None:
     for start in (0, 0.5):
         later, _ = decode_audio(generate(server, audio_length=1, audio_start=start).content)
         assert len(later) == pytest.approx(rate, rel=0.01)
+
+
+def test_the_stages_timing_is_in_a_header(server: GenerationServer) -> None:
+    assert "x-vllm-omni-stages" not in generate(server).headers
+    timed = generate(server, return_stage_metrics=True)
+    (stage,) = json.loads(timed.headers["x-vllm-omni-stages"])
+    assert 0 <= stage["submitted_s"] <= stage["first_output_s"] <= stage["finished_s"]
+
+
+def test_the_playground_composes(server: GenerationServer, page: Page) -> None:
+    page.open(server.url)
+    page.use_key(KEY)
+    form = "#panel-sounds form"
+    page.fill(form, input="rain", audio_length=1, seed=1, **STEPS)
+    page.send(form)
+    assert page.save("#panel-sounds a[download]") == generate(server, audio_length=1).content
+    assert [row.text for row in page.all("#last .stages tbody th")] == ["diffusion"]
+    page.shot("sounds")
 
 
 @pytest.mark.parametrize(

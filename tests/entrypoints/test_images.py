@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from tests.benchmarks.bench import bench
+from tests.entrypoints.browser import Page
 from tests.entrypoints.generation import (
     KEY,
     MODEL,
@@ -92,6 +93,44 @@ def test_a_url_is_a_data_url(client: openai.OpenAI) -> None:
     head, _, data = url.partition(",")
     assert head == "data:image/png;base64"
     assert data == generate(client).data[0].b64_json
+
+
+def test_the_playground_paints_with_previews(
+    server: GenerationServer, page: Page, client: openai.OpenAI
+) -> None:
+    page.open(server.url)
+    page.use_key(KEY)
+    form = "#panel-images form"
+    page.fill(form, prompt="a cat", size=SIZE, num_inference_steps=8, seed=1)
+    page.watch(".pictures figure", "preview")
+    page.send(form)
+    assert page.watched() == ["1", "2", "3", None]
+    page.wait(lambda: page.size_of(".pictures img") == (32, 32), "the picture")
+    assert page.find(".pictures img").get_attribute("alt") == "a cat"
+    assert [row.text for row in page.all("#last .stages tbody th")] == ["diffusion"]
+    assert "First preview after" in page.text("#last .seen")
+    saved = page.save(".pictures a[download]")
+    same = generate(client, extra_body={"num_inference_steps": 8})
+    assert saved == base64.b64decode(same.data[0].b64_json)
+    page.shot("images")
+
+
+def test_the_playground_changes_a_picture(
+    server: GenerationServer, page: Page, tmp_path: Path
+) -> None:
+    page.open(server.url)
+    page.use_key(KEY)
+    (tmp_path / "cat.png").write_bytes(png())
+    form = "#panel-images form"
+    page.find(f"{form} input[type=file]").send_keys(str(tmp_path / "cat.png"))
+    page.fill(form, prompt="a dog", num_inference_steps=2, n=2)
+    page.send(form)
+    assert len(page.all(".pictures figure")) == 2
+    run = [sys.executable, "-c", page.text("#python")]
+    env = {**os.environ, "API_KEY": KEY}
+    subprocess.run(run, cwd=tmp_path, env=env, timeout=60, check=True)
+    assert Image.open(tmp_path / "picture-1.png").size == (32, 32)
+    assert KEY not in page.text("#last")
 
 
 def test_stage_metrics_and_the_request_id(server: GenerationServer) -> None:

@@ -95,6 +95,17 @@ def test_it_streams_while_it_is_made(server: SpeechServer) -> None:
     server.wait_idle()  # its client left, so it was aborted
 
 
+def test_the_stages_timing_comes_where_there_is_a_place_for_it(server: SpeechServer) -> None:
+    whole = server.speak(TEXT, stream=False, return_stage_metrics=True)
+    (stage,) = json.loads(whole.headers["x-vllm-omni-stages"])
+    assert (stage["stage"], stage["tokens"]) == ("talker", len(TEXT))
+    *_, done = events(server.speak(TEXT, stream_format="sse", return_stage_metrics=True))
+    assert done["metrics"] == {"stages": [stage]}
+    assert "metrics" not in events(server.speak(TEXT, stream_format="sse"))[-1]
+    assert "x-vllm-omni-stages" not in server.speak(TEXT, stream=False).headers
+    server.assert_blames(server.speak(TEXT, return_stage_metrics=True), "return_stage_metrics")
+
+
 @pytest.mark.parametrize("format", ["sse", "audio"])
 def test_a_client_that_leaves_ends_what_it_asked_for(server: SpeechServer, format: str) -> None:
     url = f"http://{server.address}/v1/audio/speech"

@@ -20,7 +20,9 @@ from websockets.sync.client import connect
 
 from tests.benchmarks.bench import bench
 from tests.conftest import CHECKPOINTS
+from tests.entrypoints.browser import Page
 from tests.entrypoints.speech import recording
+from vllm_omni.media.decode import decode_audio
 from vllm_omni.testing.server import OmniServer
 from vllm_omni.testing.tiny import build
 
@@ -29,6 +31,7 @@ pytestmark = [pytest.mark.advanced_model, pytest.mark.cpu, pytest.mark.tts, pyte
 MODEL = "tiny"
 FAMILY = "qwen3_tts_base"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "online_serving" / "text_to_speech.py"
+STAGES = ["qwen3_tts", "code2wav"]
 SHORT = {"max_new_tokens": 24, "seed": 3}
 ANN = {"ref_text": "What I say.", "consent": "the test's"}
 
@@ -51,6 +54,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniServer]:
     code = live.stop()
     assert code == 0, live.log_tail()
     assert "Traceback" not in live.log.read_text(errors="replace"), live.log_tail()
+
+
+def test_the_playground_speaks(server: OmniServer, page: Page) -> None:
+    page.open(server.url)
+    page.ready()
+    page.wait(lambda: page.all(".speak option[value=ann]"), "the voices")
+    page.fill(".speak", input="Hi.", voice="ann", seed=3)
+    page.send(".speak")
+    samples, _ = decode_audio(page.save("#panel-speech a[download]"))
+    assert len(samples)
+    assert [row.text for row in page.all("#last .stages tbody th")] == STAGES
+    assert "First sound after" in page.text("#last .seen")
 
 
 def speak(server: OmniServer, text: str = "Hello there.", **fields: Any) -> bytes:

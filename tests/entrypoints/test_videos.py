@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from tests.benchmarks.bench import bench
+from tests.entrypoints.browser import Page
 from tests.entrypoints.generation import (
     KEY,
     MODEL,
@@ -169,6 +170,46 @@ def test_in_one_go(server: GenerationServer) -> None:
     assert (reply.headers["x-request-id"], reply.headers["x-model"]) == ("film-1", MODEL)
     assert float(reply.headers["x-inference-time-s"]) > 0
     assert check_video(reply.content).frames == 5
+
+
+def test_the_stages_timing(server: GenerationServer) -> None:
+    form = {**SHORT, "return_stage_metrics": "true"}
+    reply = server.request("POST", "/v1/videos/sync", data=form)
+    (stage,) = json.loads(reply.headers["x-vllm-omni-stages"])
+    assert 0 <= stage["submitted_s"] < stage["finished_s"]
+    made = server.request("POST", "/v1/videos", data=form).json()
+    (kept,) = over(server, made["id"])["metrics"]["stages"]
+    assert kept["stage"] == stage["stage"]
+    plain = server.request("POST", "/v1/videos", data=SHORT).json()
+    assert "stages" not in over(server, plain["id"])["metrics"]
+
+
+def test_the_playground_films(server: GenerationServer, page: Page) -> None:
+    page.open(server.url)
+    page.use_key(KEY)
+    form = "#panel-videos form"
+    page.fill(form, prompt="a cat", size=SIZE, num_inference_steps=100, seconds=1, fps=8)
+    page.watch(f"{form} .state", None)
+    page.send(form)
+    assert any(text.endswith(" %") for text in page.watched())
+    page.wait(lambda: page.size_of("#panel-videos video") == (32, 32), "the video")
+    info = check_video(page.save("#panel-videos a[download]"))
+    assert (info.width, info.frames) == (32, 9)
+    assert page.all("#last .stages tbody th")
+    page.shot("videos")
+
+
+def test_stopping_in_the_playground_deletes_the_video(server: GenerationServer, page: Page) -> None:
+    page.open(server.url)
+    page.use_key(KEY)
+    form = "#panel-videos form"
+    page.fill(form, prompt="stop me", size=SIZE, num_inference_steps=1000)
+    page.press(f"{form} button[type=submit]")
+    page.wait(lambda: "%" in page.text(f"{form} .state"), "the start")
+    page.press(f"{form} .stop")
+    page.wait(lambda: page.text(f"{form} .state") == "Stopped.", "the end")
+    videos = server.request("GET", "/v1/videos").json()["data"]
+    assert "stop me" not in [video["prompt"] for video in videos]
 
 
 def test_not_longer_than_that(server: GenerationServer) -> None:

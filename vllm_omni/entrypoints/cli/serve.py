@@ -130,6 +130,11 @@ def add_frontend_args(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="/metrics needs no API key, as /health never does.",
     )
+    group.add_argument(
+        "--disable-playground",
+        action="store_true",
+        help="There is no web page at /playground.",
+    )
     add_realtime_args(group)
     add_speech_args(group)
 

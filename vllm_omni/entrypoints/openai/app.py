@@ -7,8 +7,9 @@ our routes need is in `app.state` under names starting with `omni_`.
 """
 
 from argparse import Namespace
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -70,6 +71,16 @@ from vllm_omni.entrypoints.openai.speech.service import Speech
 from vllm_omni.entrypoints.openai.speech.session import speech_sessions
 from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
 from vllm_omni.entrypoints.openai.videos.storage import video_store
+from vllm_omni.entrypoints.playground.assets import PATH as PLAYGROUND
+from vllm_omni.entrypoints.playground.assets import open_paths as playground_paths
+from vllm_omni.entrypoints.playground.assets import read_assets
+from vllm_omni.entrypoints.playground.offer import (
+    Offer,
+    chat_offer,
+    generation_offer,
+    speech_offer,
+)
+from vllm_omni.entrypoints.playground.routes import playground_router
 from vllm_omni.speech.family import SpeechOffer
 
 logger = init_logger(__name__)
@@ -100,6 +111,8 @@ async def build_omni_app(
     if "generate" in tasks:
         makes = " and ".join(engine_client.pipeline.output_modalities)
         include_elsewhere(app, makes, "/v1/chat/completions")
+        names = [each.name for each in app.state.openai_serving_models.base_model_paths]
+        include_playground(app, args, partial(chat_offer, engine_client, names))
         init_chat_state(engine_client, app.state, args, entry_sampling)
         app.state.omni_realtime = realtime_sessions(
             app.state.omni_serving_chat, RealtimeLimits.of(args)
@@ -121,6 +134,8 @@ def build_generation_app(engine_client: AsyncOmni, args: Namespace) -> FastAPI:
     if modality == "video":
         app.state.omni_video_jobs = VideoJobs(video_store(args))
         app.state.omni_video_sync_timeout = sync_timeout_s()
+    names = [each.name for each in app.state.omni_models]
+    include_playground(app, args, partial(generation_offer, app.state.omni_generation, names))
     return app
 
 
@@ -133,6 +148,8 @@ def build_speech_app(engine_client: AsyncOmni, offer: SpeechOffer, args: Namespa
     app = _own_app(engine_client, args, SPEECH_ROUTERS, lifespan)
     app.state.omni_speech = Speech.of(engine_client, offer, app.state.omni_models, args)
     include_elsewhere(app, "speech", "/v1/audio/speech")
+    names = [each.name for each in app.state.omni_models]
+    include_playground(app, args, partial(speech_offer, app.state.omni_speech, names))
     limits = RealtimeLimits.of(args)
     app.state.omni_speech_sessions = speech_sessions(app.state.omni_speech, limits)
     return app
@@ -188,7 +205,7 @@ def add_middleware(app: FastAPI, args: Namespace, admission: Admission) -> None:
 
     The door and what follows it come behind all of these: who is not let in does not wait.
     """
-    keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+    keys = api_keys(args)
     door = Middleware(AdmissionMiddleware, admission=admission, keyed=bool(keys))
     app.user_middleware += [door, Middleware(LargeBodyMiddleware)]
     app.add_middleware(MediaBudgetMiddleware, max_media=args.max_media_per_request)
@@ -196,6 +213,7 @@ def add_middleware(app: FastAPI, args: Namespace, admission: Admission) -> None:
     app.add_middleware(WebSocketOriginMiddleware, allowed_origins=args.allowed_origins)
     if keys:
         open_paths = [HEALTH, *((METRICS, f"{METRICS}/") if args.open_metrics else ())]
+        open_paths += () if args.disable_playground else playground_paths()
         app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestIdMiddleware)
@@ -231,6 +249,19 @@ def include_elsewhere(app: FastAPI, makes: str, route: str) -> None:
     """Have the routes of other kinds of server say what this one makes, and where."""
     taken = {each.path for each in app.router.routes if isinstance(each, APIRoute)}
     app.include_router(elsewhere.elsewhere(makes, route, taken))
+
+
+def include_playground(app: FastAPI, args: Namespace, offer: Callable[[], Offer]) -> None:
+    """Serve the web page, unless the flags say not to."""
+    if args.disable_playground:
+        return
+    app.include_router(playground_router(read_assets(bool(api_keys(args))), offer))
+    logger.info("There is a web page to try the model at %s", PLAYGROUND)
+
+
+def api_keys(args: Namespace) -> list[str]:
+    """Those that open the server; none for a server that asks for none."""
+    return [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
 
 
 def init_chat_state(

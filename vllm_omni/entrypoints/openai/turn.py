@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils import random_uuid
 
@@ -18,6 +17,7 @@ from vllm_omni.entrypoints.openai.protocol.chat import (
     OmniChatCompletionRequest,
     VoiceId,
 )
+from vllm_omni.entrypoints.openai.stage_metrics import stages_told
 from vllm_omni.errors import OmniClientError
 from vllm_omni.media.audio_encode import check_format
 from vllm_omni.outputs import StageMetrics
@@ -80,7 +80,7 @@ class Turn:
 
     def metrics(self) -> dict[str, Any]:
         """The stages' timing as the client gets it."""
-        return {"stages": [msgspec.to_builtins(m) for m in self.stage_metrics]}
+        return {"stages": stages_told(self.stage_metrics)}
 
 
 def read_turn(request: OmniChatCompletionRequest, engine: PipelineInfo) -> Turn:

@@ -143,7 +143,8 @@ class Filming:
         inference_s = time.monotonic() - began
         size = await self.write(handle.path, output)
         metrics = {"inference_time_s": inference_s, "total_time_s": time.monotonic() - began}
-        return VideoFacts(*size, metrics)
+        stages = output.stage_metrics if self.body.return_stage_metrics else ()
+        return VideoFacts(*size, metrics, stages)
 
     async def write(self, path: Path | str, output: OmniRequestOutput) -> tuple[int, int]:
         """Write the file; its width and height.

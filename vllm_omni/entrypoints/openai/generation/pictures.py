@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pybase64
 from PIL import Image
 
@@ -22,6 +21,7 @@ from vllm_omni.entrypoints.openai.protocol.images import (
     ImageResponse,
     ImageUsage,
 )
+from vllm_omni.entrypoints.openai.stage_metrics import stages_told
 from vllm_omni.media.image_encode import CONTENT_TYPES, encode_image
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -193,8 +193,7 @@ def metrics_of(output: OmniRequestOutput | None) -> dict[str, Any]:
     """The stages' timing, as chat responses have it, and the seed."""
     if output is None:
         return {}
-    stages = [msgspec.to_builtins(each) for each in output.stage_metrics]
-    return {"stages": stages, "seed": output.seed}
+    return {"stages": stages_told(output.stage_metrics), "seed": output.seed}
 
 
 def _as_base64(picture: Image.Image, format: str, compression: int | None, background: str) -> str:

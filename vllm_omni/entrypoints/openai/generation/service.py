@@ -150,6 +150,17 @@ class Generation:
         if body.guidance_scale_2 is not None and experts[0] is None:
             raise at_fault("guidance_scale_2", f"{chosen.__name__} of this model has one expert")
 
+    def takes(self, media: Iterable[str]) -> bool:
+        """Whether requests may bring just these media. As `check_model`, not for the event loop."""
+        settings = self.engine.diffusion_settings
+        assert settings is not None  # only diffusers pipelines come here
+        classes = classes_of(settings.model, settings.revision, self.engine.pipeline.name)
+        try:
+            choose(classes, media)
+        except OmniClientError:
+            return False
+        return True
+
     def check_size(self, size: tuple[int, int] | None, param: str, frames: int = 1) -> None:
         """Refuse what is larger than this server makes.
 

@@ -15,7 +15,7 @@ from vllm_omni.entrypoints.openai.protocol.audio_generate import AudioGenerateRe
 from vllm_omni.errors import OmniGenerateError
 from vllm_omni.media.audio_encode import encode
 from vllm_omni.media.tempo import with_tempo
-from vllm_omni.outputs import AudioOutput
+from vllm_omni.outputs import AudioOutput, StageMetrics
 
 _NAMES: Mapping[str, str] = {"prompt": "input", "fps": "frame_rate"}
 
@@ -50,13 +50,15 @@ class Composing:
             fps=body.frame_rate,
         )
 
-    async def file(self) -> bytes:
-        """The sound as a file."""
-        made = await self.sound()
-        return await asyncio.to_thread(_file, made, self.body.response_format, self.body.speed)
+    async def file(self) -> tuple[bytes, tuple[StageMetrics, ...]]:
+        """The sound as a file, and the stages' timing."""
+        made, stages = await self.sound()
+        body = self.body
+        data = await asyncio.to_thread(_file, made, body.response_format, body.speed)
+        return data, stages
 
-    async def sound(self) -> AudioOutput:
-        """The sound as the engine gives it."""
+    async def sound(self) -> tuple[AudioOutput, tuple[StageMetrics, ...]]:
+        """The sound as the engine gives it, and the stages' timing."""
         body = self.body
         prompt: dict[str, Any] = {"prompt": body.input}
         if body.negative_prompt is not None:
@@ -65,12 +67,14 @@ class Composing:
             body, prompt, self.params(), self.request_id, names=_NAMES
         )
         made: AudioOutput | None = None
+        stages: tuple[StageMetrics, ...] = ()
         async with aclosing(outputs):
             async for output in outputs:
                 made = output.audio or made
+                stages = output.stage_metrics or stages
         if made is None:
             raise OmniGenerateError("the pipeline made no sound")
-        return made
+        return made, stages
 
 
 def first_sound(made: AudioOutput) -> np.ndarray:

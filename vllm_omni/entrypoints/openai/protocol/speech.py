@@ -227,10 +227,21 @@ class SpeechBody(SpeechOptions):
         default=None, description="False: answer when all is made. Else as it is made."
     )
 
+    return_stage_metrics: bool = Field(
+        default=False,
+        description="Tell the timing of each stage: in a header, or in the last event's `metrics`.",
+    )
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream is False and self.stream_format == "sse":
             raise at_fault("stream", "events are a stream: leave it out, or send true")
+        if self.return_stage_metrics and self.stream_format == "audio" and self.stream is not False:
+            raise at_fault(
+                "return_stage_metrics",
+                "a file that is sent as it is made has no place for it: set `stream_format` to "
+                "sse, or `stream` to false",
+            )
         return self
 
 

@@ -47,11 +47,12 @@ async def create_speech(body: SpeechBody, request: Request) -> Response:
     speech.served_name(body.model)
     asked = await while_connected(request, speech.asking().asked(body.input, body))
     utterance = Utterance(speech, asked, request_id_of(request, "speech"))
+    metrics = body.return_stage_metrics
     if body.stream_format == "sse":
-        events = await while_connected(request, primed_events(utterance))
+        events = await while_connected(request, primed_events(utterance, metrics))
         keep_alive_s = request.app.state.args.sse_keep_alive_interval
         return ClosingResponse(with_sse_keep_alive(events, keep_alive_s), "text/event-stream")
-    answer = whole(utterance) if body.stream is False else primed(utterance)
+    answer = whole(utterance, metrics) if body.stream is False else primed(utterance)
     return await while_connected(request, answer)
 
 

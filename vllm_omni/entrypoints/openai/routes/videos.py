@@ -32,6 +32,7 @@ from vllm_omni.entrypoints.openai.protocol.videos import (
     VideoObject,
 )
 from vllm_omni.entrypoints.openai.routes.errors import ERRORS
+from vllm_omni.entrypoints.openai.stage_metrics import stages_header, stages_told
 from vllm_omni.entrypoints.openai.videos.content import ContentResponse, path_of
 from vllm_omni.entrypoints.openai.videos.job import VideoJob
 from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
@@ -39,6 +40,7 @@ from vllm_omni.entrypoints.openai.videos.store import MAX_PAGE
 from vllm_omni.errors import OmniClientError, is_client_error_status
 from vllm_omni.media.video_encode import VIDEO_CONTENT_TYPE
 from vllm_omni.media.video_stills import STILL_CONTENT_TYPE, spritesheet, thumbnail
+from vllm_omni.outputs import StageMetrics
 
 router = APIRouter()
 
@@ -78,12 +80,15 @@ async def create_video_in_one_go(request: Request) -> Response:
     """Make a video; the answer is the file."""
     async with _filming(request) as filming:
         began = time.monotonic()
-        data = await while_connected(request, _filmed(filming, _sync_timeout(request)))
+        made = _filmed(filming, _sync_timeout(request))
+        data, stages = await while_connected(request, made)
         seconds = time.monotonic() - began
     headers = {
         "X-Model": filming.generation.served_name(filming.body.model),
         "X-Inference-Time-S": f"{seconds:.3f}",
     }
+    if filming.body.return_stage_metrics:
+        headers |= stages_header(stages)
     return Response(data, media_type=VIDEO_CONTENT_TYPE, headers=headers)
 
 
@@ -170,12 +175,13 @@ async def _filming(request: Request) -> AsyncIterator[Filming]:
     yield filming
 
 
-async def _filmed(filming: Filming, timeout: float) -> bytes:
+async def _filmed(filming: Filming, timeout: float) -> tuple[bytes, tuple[StageMetrics, ...]]:
+    """The file, and the stages' timing."""
     output = await filming.shot(timeout=timeout)
     # It has no name, so nothing of it is left however this process ends.
     with tempfile.TemporaryFile() as file:
         await filming.write(path_of(file), output)
-        return await in_thread(file.read)
+        return await in_thread(file.read), output.stage_metrics
 
 
 def _sync_timeout(request: Request) -> float:
@@ -210,7 +216,9 @@ def _object(job: VideoJob) -> VideoObject:
         type=job.error.type,
         param=job.error.param,
     )
-    metrics: dict[str, Any] | None = dict(job.metrics) or None
+    metrics: dict[str, Any] = dict(job.metrics)
+    if job.stages:
+        metrics["stages"] = stages_told(job.stages)
     return VideoObject(
         id=job.id,
         status=job.status,
@@ -223,5 +231,5 @@ def _object(job: VideoJob) -> VideoObject:
         seconds=job.seconds,
         size=job.size,
         error=error,
-        metrics=metrics,
+        metrics=metrics or None,
     )

@@ -18,6 +18,7 @@ from vllm.logger import init_logger
 from vllm_omni.entrypoints.openai.error_handlers import error_object
 from vllm_omni.entrypoints.openai.protocol.speech import SpeechUsage
 from vllm_omni.entrypoints.openai.speech.utterance import Utterance
+from vllm_omni.entrypoints.openai.stage_metrics import stages_header, stages_told
 from vllm_omni.errors import OmniError
 from vllm_omni.media.audio_encode import CONTENT_TYPES, LOSSLESS
 
@@ -101,22 +102,31 @@ async def primed(utterance: Utterance) -> Response:
     return PrimedResponse(first, pieces, utterance.request_id, CONTENT_TYPES[format], headers)
 
 
-async def whole(utterance: Utterance) -> Response:
-    """The file when all of it is made, with its usage."""
+async def whole(utterance: Utterance, with_stages: bool = False) -> Response:
+    """The file when all of it is made, with its usage, and the stages' timing if asked for."""
     data = await utterance.file()
     headers = sound_headers(utterance) | usage_headers(utterance.usage)
+    if with_stages:
+        headers |= stages_header(utterance.stages)
     media_type = CONTENT_TYPES[utterance.asked.options.format]
     return Response(data, HTTPStatus.OK, headers, media_type)
 
 
-async def primed_events(utterance: Utterance) -> AsyncGenerator[str, None]:
-    """OpenAI's events; the first piece of sound is made when this returns."""
+async def primed_events(
+    utterance: Utterance, with_stages: bool = False
+) -> AsyncGenerator[str, None]:
+    """OpenAI's events; the first piece of sound is made when this returns.
+
+    Args:
+        utterance: What is spoken.
+        with_stages: The last event has the stages' timing.
+    """
     pieces = utterance.pieces()
-    return _events(utterance, await _first(pieces), pieces)
+    return _events(utterance, await _first(pieces), pieces, with_stages)
 
 
 async def _events(
-    utterance: Utterance, first: bytes, pieces: AsyncGenerator[bytes, None]
+    utterance: Utterance, first: bytes, pieces: AsyncGenerator[bytes, None], with_stages: bool
 ) -> AsyncGenerator[str, None]:
     """One `delta` for each piece, then `done`, or `error`."""
     async with aclosing(pieces):
@@ -126,7 +136,10 @@ async def _events(
                 data = pybase64.b64encode(piece).decode()
                 yield _event("speech.audio.delta", audio=data)
                 piece = await anext(pieces, b"")
-            yield _event("speech.audio.done", usage=utterance.usage.model_dump())
+            done: dict[str, Any] = {"usage": utterance.usage.model_dump()}
+            if with_stages:
+                done["metrics"] = {"stages": stages_told(utterance.stages)}
+            yield _event("speech.audio.done", **done)
         except Exception as error:  # the client is told, instead of a cut connection
             yield _event("speech.audio.error", **error_object(error, utterance.request_id))
 

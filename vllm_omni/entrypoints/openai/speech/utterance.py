@@ -12,7 +12,7 @@ from vllm_omni.entrypoints.openai.protocol.speech import SpeechUsage
 from vllm_omni.entrypoints.openai.speech.asking import Asked
 from vllm_omni.entrypoints.openai.speech.service import Speech
 from vllm_omni.media.sound_writer import SoundWriter, whole_file
-from vllm_omni.outputs import OmniRequestOutput
+from vllm_omni.outputs import OmniRequestOutput, StageMetrics
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class Utterance:
         request_id: The engine's name for it.
         sample_rate: Of the file, Hz; known with its first piece.
         usage: What it took; known at its end.
+        stages: Timing of each stage; known at its end.
     """
 
     speech: Speech
@@ -32,6 +33,7 @@ class Utterance:
     request_id: str
     sample_rate: int = 0
     usage: SpeechUsage = field(default_factory=SpeechUsage)
+    stages: tuple[StageMetrics, ...] = ()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The file as it is made; each piece has something in it.
@@ -71,6 +73,7 @@ class Utterance:
                     yield output.audio.samples.reshape(-1), output.audio.sample_rate
 
     def _count(self, output: OmniRequestOutput) -> None:
+        self.stages = output.stage_metrics or self.stages
         entry = self.speech.engine.pipeline.entry.name
         for stage in output.stage_metrics:
             if stage.stage == entry:

@@ -8,6 +8,7 @@ import msgspec
 import regex as re
 
 from vllm_omni.errors import OmniClientError, OmniError, http_status
+from vllm_omni.outputs import StageMetrics
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
@@ -65,6 +66,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: When it will be removed; None while it is being made.
         content_bytes: Size of the finished file.
         metrics: Timing of the finished job, in seconds.
+        stages: Timing of each stage, if it was asked for.
         error: Why it failed.
     """
 
@@ -82,6 +84,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None = None
     content_bytes: int = 0
     metrics: dict[str, float] = {}
+    stages: tuple[StageMetrics, ...] = ()
     error: JobError | None = None
 
     @property

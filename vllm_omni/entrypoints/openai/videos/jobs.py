@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from vllm_omni.entrypoints.openai.videos.job import JobError, VideoJob
 from vllm_omni.entrypoints.openai.videos.store import JobNotFoundError, VideoStore
 from vllm_omni.errors import OmniError, OverloadedError
+from vllm_omni.outputs import StageMetrics
 
 logger = init_logger(__name__)
 
@@ -22,11 +23,19 @@ MAX_UNFINISHED = 256
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What came out of a job: the video's width and height, and timing in seconds."""
+    """What came out of a job.
+
+    Attributes:
+        width: The video's.
+        height: The video's.
+        metrics: Timing, in seconds.
+        stages: Timing of each stage, if it was asked for.
+    """
 
     width: int
     height: int
     metrics: dict[str, float]
+    stages: tuple[StageMetrics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,7 @@ class VideoJobs:
 
         try:
             made = await work(JobHandle(self._store.partial_path(job_id), progress))
-            self._store.finish(job_id, f"{made.width}x{made.height}", made.metrics)
+            self._store.finish(job_id, f"{made.width}x{made.height}", made.metrics, made.stages)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # whatever it was, it is this job's alone, and told there

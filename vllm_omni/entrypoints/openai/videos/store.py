@@ -34,6 +34,7 @@ from vllm_omni.errors import (
     OverloadedError,
     StorageFullError,
 )
+from vllm_omni.outputs import StageMetrics
 
 logger = init_logger(__name__)
 
@@ -218,13 +219,20 @@ class VideoStore:
         """A job runs, and so far of it is done. Not kept on disk."""
         self._change(job_id, status="in_progress", progress=progress)
 
-    def finish(self, job_id: str, size: str, metrics: dict[str, float]) -> VideoJob:
+    def finish(
+        self,
+        job_id: str,
+        size: str,
+        metrics: dict[str, float],
+        stages: tuple[StageMetrics, ...] = (),
+    ) -> VideoJob:
         """A job's video lies in `partial_path`: keep it, and make room for it.
 
         Args:
             job_id: Which.
             size: The video's, WIDTHxHEIGHT.
             metrics: See `VideoJob`.
+            stages: See `VideoJob`.
 
         Raises:
             ContentTooLargeError: It does not fit, whatever would be removed for it.
@@ -246,6 +254,7 @@ class VideoStore:
                 content_bytes=content_bytes,
                 size=size,
                 metrics=metrics,
+                stages=stages,
             )
         except OSError as error:
             raise cannot_keep(error) from error
