@@ -156,7 +156,7 @@ class SplitQuantizer(nn.Module):
             and the loss that keeps vectors near the entries.
         """
         first, rest = self.projections["rvq_first"], self.projections["rvq_rest"]
-        batch, frames, _ = vectors.shape
+        batch = len(vectors)
         learning = kept is not None
         if kept is None:
             kept = torch.full((batch,), len(self.codebooks), device=vectors.device)

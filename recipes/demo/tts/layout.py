@@ -5,6 +5,7 @@ The text's tokens are its bytes. The codec makes 25 frames of 4 codes a second.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,7 @@ def write_weights(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    write_settings(Path(sys.argv[1]))

@@ -34,7 +34,9 @@ class Attention(nn.Module):
         self.q_norm = Norm(self._size, config["rms_norm_eps"])
         self.k_norm = Norm(self._size, config["rms_norm_eps"])
 
-    def forward(self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         """[batch, time, width] -> the same; `turn` is of `rotation`."""
         batch, time, _ = hidden.shape
         shape = (batch, time, -1, self._size)
@@ -71,7 +73,9 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(config["hidden_size"], config["rms_norm_eps"])
         self.post_attention_layernorm = Norm(config["hidden_size"], config["rms_norm_eps"])
 
-    def forward(self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         """[batch, time, width] -> the same."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), turn)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -141,7 +145,9 @@ class Talker(nn.Module):
 
     def hidden(self, text: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Of a `Batch`'s inputs, [batch, time, width]."""
-        inner = F.silu(self.text_projection.linear_fc1(self.model.text_embedding(text.clamp(min=0))))
+        inner = F.silu(
+            self.text_projection.linear_fc1(self.model.text_embedding(text.clamp(min=0)))
+        )
         hidden = self.text_projection.linear_fc2(inner) * (text >= 0)[..., None]
         for group in range(GROUPS):
             given = codes[..., group]
@@ -235,7 +241,9 @@ def generate(
         frames = torch.where((first == end) & (frames == most), step, frames)
         if bool((frames < most).all()):
             break
-        codes[rows, lengths + step] = talker.complete(hidden, first.clamp(max=CODEBOOK - 1), temperature)
+        codes[rows, lengths + step] = talker.complete(
+            hidden, first.clamp(max=CODEBOOK - 1), temperature
+        )
     return [
         codes[row, start : start + n]
         for row, (start, n) in enumerate(zip(lengths.tolist(), frames.tolist(), strict=True))
@@ -253,9 +261,9 @@ def rotation(
 
 def rotated(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """[..., time, size] -> the same."""
-    cosines, sines = (each.to(heads.dtype) for each in turn)
+    cosines, sines = turn
     left, right = heads.chunk(2, dim=-1)
-    return heads * cosines + torch.cat([-right, left], dim=-1) * sines
+    return (heads * cosines + torch.cat([-right, left], dim=-1) * sines).to(heads.dtype)
 
 
 def _initialize(module: nn.Module) -> None:

@@ -30,7 +30,7 @@ from recipes.demo.tts.voices import VOICES
 
 UNSEEN = Path(__file__).with_name("unseen.txt")
 _MOST_FRAMES = 250
-_SAMPLES = 12
+_SAMPLES = 8
 
 
 def main() -> None:
@@ -39,13 +39,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--words", type=Path, help="pyspellchecker's en.json.gz")
     parser.add_argument("--corpus", type=Path, default=Path(tempfile.gettempdir()) / "demo-tts")
+    parser.add_argument("--weights-only", action="store_true", help="no files of settings")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shards", type=int, default=400)
+    parser.add_argument("--shards", type=int, default=280)
     parser.add_argument("--codec-shards", type=int, default=40)
-    parser.add_argument("--codec-seconds", type=float, default=190)
+    parser.add_argument("--codec-seconds", type=float, default=185)
     parser.add_argument("--codec-batch", type=int, default=32)
-    parser.add_argument("--codec", type=Path, help="a codec.safetensors of before, not to be trained")
-    parser.add_argument("--talker-seconds", type=float, default=240)
+    parser.add_argument(
+        "--codec", type=Path, help="a codec.safetensors of before, not to be trained"
+    )
+    parser.add_argument("--talker-seconds", type=float, default=235)
     parser.add_argument("--talker-tokens", type=int, default=40_000)
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2))
     parser.add_argument("--sentences", type=int, default=100, help="to evaluate with")
@@ -55,7 +58,8 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     np.random.seed(args.seed)
-    write_settings(args.out)
+    if not args.weights_only:
+        write_settings(args.out)
     corpus = Corpus(args.corpus, args.shards, args.seed, args.processes, args.words)
     if args.codec:
         codec = read_codec(args.codec, device)
@@ -63,17 +67,25 @@ def main() -> None:
         how = CodecTraining(args.codec_seconds, args.codec_batch, 30, args.codec_shards)
         codec = train_codec(corpus, how, device)
     write_weights(codec.weights(), args.out / "speech_tokenizer" / "model.safetensors")
-    kept = {name: each for name, each in codec.state_dict().items()}
-    torch.save(kept, args.out / "codec.pt")
+    torch.save(halved(codec), args.out / "codec.pt")
     tell(began, "codec trained")
     torch.backends.cudnn.benchmark = False
     spoken = encoded(corpus, codec, device)
-    tell(began, f"{len(spoken)} sentences, {sum(len(s.codes) for s in spoken) * HOP / 24000 / 3600:.1f} h")
+    tell(
+        began,
+        f"{len(spoken)} sentences, {sum(len(s.codes) for s in spoken) * HOP / 24000 / 3600:.1f} h",
+    )
     training = TalkerTraining(args.talker_seconds, args.talker_tokens, min(10, args.processes), 60)
     talker = train_talker(spoken, training, device, lambda t: write_talker(t, args.out))
     tell(began, "talker trained")
     evaluate(talker, codec, args, device)
     tell(began, "evaluated")
+
+
+def halved(codec: TrainedCodec) -> dict[str, torch.Tensor]:
+    """Its state, in half precision but for the codebooks."""
+    state = codec.state_dict()
+    return {n: t if "codebooks" in n else t.to(torch.bfloat16) for n, t in state.items()}
 
 
 def read_codec(path: Path, device: torch.device) -> TrainedCodec:
@@ -93,7 +105,7 @@ def write_talker(talker: Talker, out: Path) -> None:
 def evaluate(
     talker: Talker, codec: TrainedCodec, args: argparse.Namespace, device: torch.device
 ) -> None:
-    """Print word error rates of unseen sentences, and write what was heard and some of the sound."""
+    """Print word error rates of unseen sentences; write what was heard, and some sound."""
     texts = UNSEEN.read_text().splitlines()[: args.sentences]
     voice, speaker = VOICES[0], Speaker()
     sounds = {"espeak": [whole_frames(speaker.say(text, voice)) for text in texts]}
@@ -110,7 +122,8 @@ def evaluate(
         seconds = sum(map(len, each)) / SAMPLE_RATE
         report[name] = {"word_error_rate": rate, "seconds": seconds, "heard": heard}
         print(f"{name}: word error rate {rate:.3f}, {seconds:.0f} s", flush=True)
-        write_sound(each[:_SAMPLES], args.out / f"{name.replace(' ', '_')}.wav")
+    pieces = [each[index] for index in range(min(_SAMPLES, len(texts))) for each in sounds.values()]
+    write_sound(pieces, args.out / "samples.wav")
     (args.out / "report.json").write_text(json.dumps(report, indent=1))
 
 

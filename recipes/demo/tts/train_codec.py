@@ -105,7 +105,11 @@ class CodecTraining:
 def train_codec(corpus: Corpus, how: CodecTraining, device: torch.device) -> TrainedCodec:
     """Train a codec; how good it is is printed."""
     torch.manual_seed(0)
-    codec, judges, spectral = TrainedCodec().to(device), Judges().to(device), SpectralLoss().to(device)
+    codec, judges, spectral = (
+        TrainedCodec().to(device),
+        Judges().to(device),
+        SpectralLoss().to(device),
+    )
     trained = [p for n, p in codec.named_parameters() if not n.startswith("decoder.quantizer.")]
     ours = torch.optim.AdamW(trained, _RATE, betas=(0.8, 0.98), weight_decay=1e-3)
     theirs = torch.optim.AdamW(judges.parameters(), _JUDGE_RATE, betas=(0.8, 0.98))
@@ -135,7 +139,9 @@ def train_codec(corpus: Corpus, how: CodecTraining, device: torch.device) -> Tra
         step += 1
         if share - told > 0.05 or step == 1:
             told = share
-            print(f"codec {share:.2f} step {step} mel {mel:.3f} commit {commitment:.3f}", flush=True)
+            print(
+                f"codec {share:.2f} step {step} mel {mel:.3f} commit {commitment:.3f}", flush=True
+            )
     return codec.eval()
 
 
@@ -148,9 +154,7 @@ def _judge(
     optimizer.step()
 
 
-def _clips(
-    corpus: Corpus, how: CodecTraining, device: torch.device
-) -> Iterator[torch.Tensor]:
+def _clips(corpus: Corpus, how: CodecTraining, device: torch.device) -> Iterator[torch.Tensor]:
     """Batches of clips, float32 [batch, samples]; more and more shards are heard."""
     heard: list[torch.Tensor] = []
     lengths: list[int] = []

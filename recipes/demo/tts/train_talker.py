@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ _RATE = 2e-3
 _WARM_UP = 200
 _DECAY = 0.03
 _EPOCHS = 400
-_ENCODED = 120.0
+_ENCODED = 500.0
 """Seconds of sound that are encoded at once."""
 
 
@@ -49,7 +50,7 @@ def encoded(corpus: Corpus, codec: TrainedCodec, device: torch.device) -> list[S
         shard = corpus.shard(index)
         samples = torch.from_numpy(shard.samples).to(device)
         starts = torch.tensor([0, *shard.frames]).cumsum(0).tolist()
-        sounds = [samples[a * HOP : b * HOP] for a, b in zip(starts, starts[1:], strict=False)]
+        sounds = [samples[a * HOP : b * HOP] for a, b in pairwise(starts)]
         order = sorted(range(len(sounds)), key=lambda i: len(sounds[i]))
         made: dict[int, torch.Tensor] = {}
         while order:
@@ -113,6 +114,8 @@ def train_talker(
 def _losses(
     talker: Talker, batch: Batch, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    there = Batch(*(t.to(device, non_blocking=True) for t in (batch.text, batch.codes, batch.wanted)))
+    there = Batch(
+        *(t.to(device, non_blocking=True) for t in (batch.text, batch.codes, batch.wanted))
+    )
     with torch.autocast(device.type, torch.bfloat16):
         return talker.losses(there)
