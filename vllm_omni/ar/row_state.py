@@ -169,6 +169,7 @@ class RowState:
         self._pages = RowPages(max_requests, self._pad)
         self._requests: dict[str, _Request] = {}
         self._new: list[tuple[int, wire.FrameSampling]] = []
+        self._prompts: list[_Arrival | None] = []
         self._arrived: list[_Arrival | None] = []
         self._completed: list[_Request] = []
         self.complete: CompleteFrames = model.frames
@@ -194,7 +195,7 @@ class RowState:
         self._pages.open(slot)
         assert request.frames.seed is not None
         self._new.append((slot, request.frames))
-        self._arrived.append(self._arrival(state, request.rows, prompt_token_ids))
+        self._prompts.append(self._arrival(state, request.rows, prompt_token_ids))
         if request.rows.final:
             self._completed.append(state)
 
@@ -223,10 +224,12 @@ class RowState:
     def settle(self) -> None:
         """Put what `add` and `append` took where steps find it."""
         self._slots.begin(self._new)
+        for prompt in self._prompts:
+            self._take([prompt])  # a model may encode it as a whole (Dia, VibeVoice)
         self._take(self._arrived)
         for state in self._completed:
             self._pages.complete(state.slot, state.filled)
-        self._new, self._arrived, self._completed = [], [], []
+        self._new, self._prompts, self._arrived, self._completed = [], [], [], []
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are fine."""

@@ -108,7 +108,7 @@ class RowDriven(Protocol):
     def row_inputs(
         self, rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, token_ids: torch.Tensor
     ) -> torch.Tensor:
-        """The row part of n positions.
+        """The row part of n positions: a whole prompt, or decode positions of many requests.
 
         Args:
             rows: Upstream row tensors, each [n, ...]; zeros where a position takes no row.
