@@ -284,10 +284,19 @@ def _start_afresh(control: socket.socket, server: int) -> int:
     """Start a new interpreter that forks; gives its process id."""
     control.set_inheritable(True)
     own = sorted(name for name in sys.modules if name.partition(".")[0] == "vllm_omni")
-    arguments = [sys.executable, "-m", __name__, str(control.fileno()), str(server), *own]
+    # -P: a module in the folder where one happens to stand is not taken for Python's own.
+    arguments = [sys.executable, "-P", "-m", __name__, str(control.fileno()), str(server), *own]
     # What this process finds on its path, the other one does too.
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    path = os.pathsep.join(_folders(sys.path))
     return os.posix_spawn(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})
+
+
+def _folders(path: Sequence[object]) -> Iterator[str]:
+    """The entries that Python heeds; the empty one is the current folder, if there still is one."""
+    for entry in path:
+        if isinstance(entry, str):
+            with contextlib.suppress(FileNotFoundError):
+                yield entry or os.getcwd()
 
 
 def _serve_afresh(control: str, server: str, *modules: str) -> None:

@@ -7,6 +7,7 @@ python chat.py --url http://localhost:8000/v1 --image photo.jpg
 import argparse
 import base64
 import mimetypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def main() -> None:
     parser.add_argument("--image", type=Path, help="picture to ask about")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the sound files")
     args = parser.parse_args()
-    client = OpenAI(base_url=args.url, api_key="none")
+    args.out.mkdir(parents=True, exist_ok=True)
+    client = OpenAI(base_url=args.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     request: dict[str, Any] = {
         "model": client.models.list().data[0].id,
         "messages": question(args.image),

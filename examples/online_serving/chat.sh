@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Text, text and sound, and streamed sound. Needs curl, jq and base64.
+#   ./chat.sh http://localhost:8000
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed --quiet '3,/^[^#]/{s/^# *//p}' "$0"
+  exit
+fi
 url=${1:-http://localhost:8000}/v1/chat/completions
 question='"messages": [{"role": "user", "content": "Tell me a short story."}]'
 
 ask() {
   curl --silent --show-error --fail-with-body --no-buffer "$url" \
-    --header 'Content-Type: application/json' --data "{$question, $1}"
+    --header 'Content-Type: application/json' \
+    --header "Authorization: Bearer ${OPENAI_API_KEY:-none}" --data "{$question, $1}"
 }
 
 echo "Text:"

@@ -5,6 +5,7 @@ Usage: python text_to_speech.py [--url URL] [--voice NAME] [--out speech.wav] [T
 """
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("--voice", default="default")
     parser.add_argument("--out", type=Path, default=Path("speech.wav"))
     args = parser.parse_args()
-    client = OpenAI(base_url=args.url, api_key="none")
+    client = OpenAI(base_url=args.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     model = client.models.list().data[0].id
     began = time.monotonic()
     first = None

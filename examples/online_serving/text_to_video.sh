@@ -3,6 +3,10 @@
 # Make a video in one go, then one in the background. Needs curl and jq.
 #   SIZE=832x480 STEPS=40 FPS=16 ./text_to_video.sh http://localhost:8000
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed --quiet '3,/^[^#]/{s/^# *//p}' "$0"
+  exit
+fi
 url=${1:-http://localhost:8000}/v1/videos
 fields=(
   --form prompt='A small robot walks through a neon city'

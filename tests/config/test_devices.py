@@ -3,6 +3,7 @@
 
 import pytest
 
+from vllm_omni.config.devices import Host, assign_devices, normalize_devices
 from vllm_omni.errors import OmniConfigError
 from vllm_omni.platforms import current_host, device_environment
 
@@ -37,3 +38,22 @@ def test_a_hidden_device_is_an_error() -> None:
 def test_this_host() -> None:
     host = current_host()
     assert (host.device_count == 0) == (host.platform == "cpu")
+
+
+@pytest.mark.parametrize(("given", "meant"), [("00,1", "0,1"), (["cuda:01", 2], "1,2"), (3, "3")])
+def test_one_spelling_of_an_index(given: object, meant: str) -> None:
+    """Two stages on one device are seen to be."""
+    assert normalize_devices(given) == meant
+
+
+@pytest.mark.parametrize("given", ["0,１", "٠", "-1", "", "1" * 5000, True, "0.5"])
+def test_what_is_no_index(given: object) -> None:
+    with pytest.raises(ValueError, match="device indices"):
+        normalize_devices(given)
+
+
+def test_a_cpu_takes_so_many_ranks() -> None:
+    host = Host("cpu", 0)
+    assert len(assign_devices("cpu", 2, 3, host, "stage 0")) == 2
+    with pytest.raises(OmniConfigError, match=r"stage 0: 1 replica.* of 1000000000 rank"):
+        assign_devices("cpu", 1, 10**9, host, "stage 0")

@@ -89,9 +89,29 @@ def test_each_row_is_its_own() -> None:
 
 def test_payloads_that_are_not_alike() -> None:
     (one,), (other,) = encode_rows({"a": torch.ones(1)}), encode_rows({"b": torch.ones(1)})
-    for broken in ([one, other], [one, one[:-1]], [one[:6]], [b"no payload", one]):
+    (flat,) = [encode({"a": torch.tensor(1.0)}).to_bytes()]
+    for broken in ([one, other], [one, one[:-1]], [one[:6]], [b"no payload", one], [], [flat]):
         with pytest.raises(ValueError, match="payload"):
             decode_rows(broken)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        {"a": torch.ones(0, 2)},
+        {"a": torch.ones(2), "b": torch.tensor(1.0)},
+        {"a": torch.ones(2, 4), "b": torch.ones(5, 0)},
+    ],
+)
+def test_rows_that_are_none(rows: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match="one leading size"):
+        encode_rows(rows)
+
+
+@pytest.mark.parametrize("payload", [b"", b"VOT1", b"VOT1\xff\xff\xff"])
+def test_the_header_of_what_is_cut_short(payload: bytes) -> None:
+    assert header_of(payload) == payload
 
 
 @pytest.mark.parametrize("dtype", sorted(_DTYPES))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """No example is without a test that runs it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,17 @@ def test_every_example_is_named_by_a_test_of_its_folder() -> None:
         and not any(f'"{path.parent.name}"' in test and f'"{path.stem}' in test for test in tests)
     ]
     assert without == []
+
+
+ONLINE = sorted(
+    each for each in (ROOT / "examples/online_serving").iterdir() if each.suffix != ".md"
+)
+
+
+@pytest.mark.parametrize("example", ONLINE, ids=lambda path: path.name)
+def test_online_examples_keep_what_their_readme_says(example: Path) -> None:
+    """Each takes `--help`, and reads a key from `OPENAI_API_KEY`."""
+    runner = "bash" if example.suffix == ".sh" else sys.executable
+    told = subprocess.run([runner, example, "--help"], capture_output=True, text=True, check=True)
+    assert "url" in told.stdout or "http" in told.stdout
+    assert "OPENAI_API_KEY" in example.read_text()

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import psutil
 import pytest
@@ -271,3 +272,13 @@ def test_a_fresh_one_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm_omni.is_not_there", module)
     with pytest.raises(ForkServerGoneError, match="did not start"):
         ForkServer(fresh=True)
+
+
+def test_a_fresh_one_takes_its_modules_from_where_this_process_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path])  # no string: not heeded
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    ForkServer(fresh=True).close()

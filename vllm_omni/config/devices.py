@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which devices the replicas of a stage run on."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class Host:
         return cls(name, current_platform.device_count())
 
 
+MOST_CPU_RANKS = 1024
+"""Of all replicas of a stage together."""
+_INDEX = re.compile("[0-9]{1,9}")
+
+
 def normalize_devices(value: Any) -> Any:
     """`devices` in canonical form: `"0,1"` or `"cpu"`. Takes an index or a list of them, too."""
     if isinstance(value, bool):
@@ -38,11 +44,11 @@ def normalize_devices(value: Any) -> Any:
     items = value if isinstance(value, (list, tuple)) else str(value).split(",")
     names = [str(item).strip().lower() for item in items]
     names = [name.rpartition(":")[2] if ":" in name else name for name in names]
-    if not all(name == "cpu" or name.isdecimal() for name in names) or len(set(names)) < 1:
+    if not names or not all(name == "cpu" or _INDEX.fullmatch(name) for name in names):
         raise ValueError('should be device indices such as "0,1", or cpu')
     if "cpu" in names and set(names) != {"cpu"}:
         raise ValueError("mixes cpu with device indices")
-    return "cpu" if "cpu" in names else ",".join(names)
+    return "cpu" if "cpu" in names else ",".join(str(int(name)) for name in names)
 
 
 def assign_devices(
@@ -61,6 +67,11 @@ def assign_devices(
         OmniConfigError: They do not exist, or do not match the number of replicas.
     """
     if devices == "cpu":
+        if num_replicas * world_size > MOST_CPU_RANKS:
+            raise OmniConfigError(
+                f"{where}: {num_replicas} replica(s) of {world_size} rank(s) are more than the "
+                f"{MOST_CPU_RANKS} processes that one CPU is given"
+            )
         return (("cpu",) * world_size,) * num_replicas
     names = devices.split(",")
     _check_exist(names, host, where)

@@ -167,7 +167,9 @@ def encode_rows(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
     Raises:
         TypeError, ValueError: As `encode`.
     """
-    count = len(next(iter(tensors.values())))
+    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
+    if len(counts) != 1 or not (count := counts.pop()):
+        raise ValueError("rows are tensors of one leading size, at least 1")
     entries = [
         _Entry(name, _dtype_name(name, tensor), [1, *tensor.shape[1:]])
         for name, tensor in tensors.items()
@@ -197,7 +199,11 @@ def decode_rows(payloads: Sequence[bytes]) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: They are not alike, or the first one is no payload.
     """
+    if not payloads:
+        raise ValueError("no payload to join")
     entries, header_end = _read_header(memoryview(payloads[0]))
+    if not all(entry.shape for entry in entries):
+        raise ValueError("payload with a tensor of no dimension, which cannot be joined")
     places = list(_places(entries, header_end))
     size = max((stop for start, stop in places if start != stop), default=header_end)
     header = payloads[0][:header_end]
@@ -208,6 +214,8 @@ def decode_rows(payloads: Sequence[bytes]) -> dict[str, torch.Tensor]:
     tensors = {}
     for entry, (start, stop) in zip(entries, places, strict=True):
         shape, dtype = [count * entry.shape[0], *entry.shape[1:]], _DTYPES[entry.dtype]
+        if math.prod(max(size, 1) for size in shape) * 16 > _MAX_PAYLOAD_BYTES:
+            raise ValueError("payloads that are too large together")
         if start == stop:
             tensors[entry.name] = torch.empty(shape, dtype=dtype)
         else:
@@ -218,6 +226,8 @@ def decode_rows(payloads: Sequence[bytes]) -> dict[str, torch.Tensor]:
 
 def header_of(payload: bytes) -> bytes:
     """What two payloads have in common if `decode_rows` can join them, but for their sizes."""
+    if len(payload) < _PREFIX.size:
+        return payload
     return payload[: _PREFIX.size + _PREFIX.unpack_from(payload)[1]]
 
 

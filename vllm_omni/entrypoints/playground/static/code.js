@@ -17,7 +17,9 @@ export function curl(request, url, keyed) {
   if (request.form) {
     for (const [name, value] of request.form) {
       const isFile = value instanceof Attachment;
-      const field = isFile ? `${name}=@${value.name};type=${value.type}` : `${name}=${value}`;
+      // curl splits a name at commas and semicolons unless it is in quotes.
+      const path = isFile && value.name.replace(/[\\"]/g, "\\$&");
+      const field = isFile ? `${name}=@"${path}";type=${value.type}` : `${name}=${value}`;
       parts.push(`${isFile ? "-F" : "--form-string"} ${quoted(field)}`);
     }
     return parts.join(" \\\n  ");
