@@ -284,8 +284,10 @@ def _start_afresh(control: socket.socket, server: int) -> int:
     """Start a new interpreter that forks; gives its process id."""
     control.set_inheritable(True)
     own = sorted(name for name in sys.modules if name.partition(".")[0] == "vllm_omni")
-    # -P: a module in the folder where one happens to stand is not taken for Python's own.
-    arguments = [sys.executable, "-P", "-m", __name__, str(control.fileno()), str(server), *own]
+    # -P: a module in the folder where one happens to stand is not taken for Python's own. Not -m:
+    # messages name classes of this module, which then would not be those of `__main__`.
+    code = f"import sys, {__name__} as forking; forking.serve_afresh(*sys.argv[1:])"
+    arguments = [sys.executable, "-P", "-c", code, str(control.fileno()), str(server), *own]
     # What this process finds on its path, the other one does too.
     path = os.pathsep.join(_folders(sys.path))
     return os.posix_spawn(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})
@@ -299,16 +301,20 @@ def _folders(path: Sequence[object]) -> Iterator[str]:
                 yield entry or os.getcwd()
 
 
-def _serve_afresh(control: str, server: str, *modules: str) -> None:
-    """What that interpreter does."""
+def serve_afresh(control: str, server: str, *modules: str) -> None:
+    """What a new interpreter that forks does.
+
+    Args:
+        control: File descriptor of its end of the channel to the server.
+        server: The server's process id.
+        modules: What the server has imported of this package.
+    """
     channel = socket.socket(fileno=int(control))
     for name in modules:
         importlib.import_module(name)
     torch.set_num_threads(1)
     send_message(channel, b"", [])
-    # The classes that messages name are those of the module by its name, not by `__main__`.
-    forker = importlib.import_module("vllm_omni.fork_server")._Forker(channel, int(server))
-    run_and_exit(forker.run)
+    run_and_exit(_Forker(channel, int(server)).run)
 
 
 def _fork_afresh(run: Callable[[], None]) -> int:
@@ -408,7 +414,3 @@ def receive_message(channel: socket.socket, descriptors: int) -> tuple[bytes, li
             raise EOFError("closed")
         payload += part
     return bytes(payload), found
-
-
-if __name__ == "__main__":
-    _serve_afresh(*sys.argv[1:])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_omni.entrypoints.openai.stage_metrics import model_header
+from vllm_omni.entrypoints.openai.generation.service import model_header
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 

@@ -256,8 +256,7 @@ class RowState:
         """`inputs_embeds` [sum of counts, hidden_size] of a step, in the batch's order."""
         slots = self._slot_array(step)
         self._pages.reserve(slots, step.starts + step.counts)
-        before = np.cumsum(step.counts) - step.counts
-        positions = np.repeat(step.starts - before, step.counts) + np.arange(step.counts.sum())
+        positions = _positions(step.starts, step.counts)
         where = self._pages.index(np.repeat(slots, step.counts), positions)
         chosen = to_device(torch.from_numpy(where), self._device)
         return self._model.combine(self._pages.row_part[chosen] + self._pages.frame_part[chosen])
@@ -332,9 +331,8 @@ class RowState:
             counts = np.array([len(each.token_ids) for each in group], dtype=np.int64)
             starts = np.array([each.start for each in group], dtype=np.int64)
             slots = np.repeat(np.array([each.slot for each in group], dtype=np.int64), counts)
-            before = np.cumsum(counts) - counts
-            positions = np.repeat(starts - before, counts) + np.arange(counts.sum())
-            self._put(rows, b"".join(each.kinds for each in group), token_ids, slots, positions)
+            kinds = b"".join(each.kinds for each in group)
+            self._put(rows, kinds, token_ids, slots, _positions(starts, counts))
 
     def _put(
         self,
@@ -369,6 +367,12 @@ class RowState:
         """Rows as the model takes them: floats in its dtype, ids as they are."""
         moved = to_device(rows, self._device)
         return moved.to(self._pad.dtype) if rows.is_floating_point() else moved
+
+
+def _positions(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Of each of b requests, `counts` positions from `starts` on, int64 [sum of counts]."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def _wrapped(seed: int) -> int:

@@ -118,10 +118,7 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Encoded:
         _Entry(name, _dtype_name(name, tensor), list(tensor.shape))
         for name, tensor in tensors.items()
     ]
-    header = _encode_header(entries)
-    if len(header) > MAX_HEADER_BYTES:
-        raise ValueError(f"the header of {len(entries)} tensors takes {len(header)} bytes")
-    buffers = [memoryview(_PREFIX.pack(_MAGIC, len(header)) + header)]
+    buffers = [memoryview(_head(entries))]
     end = buffers[0].nbytes
     for (start, stop), tensor in zip(_places(entries, end), tensors.values(), strict=True):
         if start != stop:
@@ -141,7 +138,7 @@ def decode(buffer: bytes | bytearray | memoryview | mmap.mmap) -> dict[str, torc
     view = memoryview(buffer).cast("B")
     entries, header_end = _read_header(view)
     places = list(_places(entries, header_end))
-    size = max((stop for start, stop in places if start != stop), default=header_end)
+    size = _size(places, header_end)
     if size != view.nbytes:
         raise ValueError(f"payload of {view.nbytes} bytes, its header says {size}")
     if view.readonly:
@@ -174,14 +171,11 @@ def encode_rows(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
         _Entry(name, _dtype_name(name, tensor), [1, *tensor.shape[1:]])
         for name, tensor in tensors.items()
     ]
-    header = _encode_header(entries)
-    if len(header) > MAX_HEADER_BYTES:
-        raise ValueError(f"the header of {len(entries)} tensors takes {len(header)} bytes")
-    prefix = _PREFIX.pack(_MAGIC, len(header)) + header
-    places = list(_places(entries, len(prefix)))
-    size = max((stop for start, stop in places if start != stop), default=len(prefix))
+    head = _head(entries)
+    places = list(_places(entries, len(head)))
+    size = _size(places, len(head))
     whole = torch.zeros(count, size, dtype=torch.uint8)
-    whole[:, : len(prefix)] = torch.frombuffer(bytearray(prefix), dtype=torch.uint8)
+    whole[:, : len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     for (start, stop), tensor in zip(places, tensors.values(), strict=True):
         if start != stop:
             bytes_ = torch.frombuffer(_tensor_bytes(tensor), dtype=torch.uint8)
@@ -205,7 +199,7 @@ def decode_rows(payloads: Sequence[bytes]) -> dict[str, torch.Tensor]:
     if not all(entry.shape for entry in entries):
         raise ValueError("payload with a tensor of no dimension, which cannot be joined")
     places = list(_places(entries, header_end))
-    size = max((stop for start, stop in places if start != stop), default=header_end)
+    size = _size(places, header_end)
     header = payloads[0][:header_end]
     if not all(len(each) == size and each.startswith(header) for each in payloads):
         raise ValueError("payloads that are not alike")
@@ -243,6 +237,19 @@ def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
         tensor = tensor.resolve_conj().resolve_neg()
     dense = tensor.detach().cpu().contiguous()
     return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+
+
+def _head(entries: list[_Entry]) -> bytes:
+    """What stands before the tensors' bytes."""
+    header = _encode_header(entries)
+    if len(header) > MAX_HEADER_BYTES:
+        raise ValueError(f"the header of {len(entries)} tensors takes {len(header)} bytes")
+    return _PREFIX.pack(_MAGIC, len(header)) + header
+
+
+def _size(places: Sequence[tuple[int, int]], header_end: int) -> int:
+    """Bytes of a payload whose tensors are at these places."""
+    return max((stop for start, stop in places if start != stop), default=header_end)
 
 
 def _places(entries: list[_Entry], header_end: int) -> Iterator[tuple[int, int]]:

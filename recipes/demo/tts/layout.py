@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
-from transformers import AddedToken, Qwen2Tokenizer
+from transformers import Qwen2Tokenizer
 
 from recipes.demo.tts.voices import VOICES
 from vllm_omni.testing.tiny.qwen3_tts import (
@@ -21,7 +21,7 @@ from vllm_omni.testing.tiny.qwen3_tts import (
     NAMED_TOKENS,
     SPECIAL_TOKENS,
 )
-from vllm_omni.testing.tiny.tokenizer import END_OF_TEXT, IM_END, IM_START
+from vllm_omni.testing.tiny.tokenizer import IM_END, IM_START, qwen2_tokenizer
 
 SAMPLE_RATE = 24_000
 HOP = 960
@@ -173,21 +173,8 @@ def byte_order() -> dict[str, int]:
 
 def make_tokenizer() -> Qwen2Tokenizer:
     """Bytes and special tokens."""
-    tokenizer = Qwen2Tokenizer(
-        vocab=byte_order() | token_ids(),
-        merges=[],
-        eos_token=IM_END,
-        pad_token=END_OF_TEXT,
-        unk_token=None,
-        add_bos_token=False,
-        clean_up_tokenization_spaces=False,
-        split_special_tokens=False,
-        model_max_length=4096,
-        extra_special_tokens=NAMED_TOKENS,
-        chat_template=CHAT_TEMPLATE,
-    )
-    tokenizer.add_tokens([AddedToken(each, special=True, normalized=False) for each in TOKENS])
-    return tokenizer
+    vocab = byte_order() | token_ids()
+    return qwen2_tokenizer(vocab, [], TOKENS, NAMED_TOKENS, CHAT_TEMPLATE, 4096)
 
 
 def write_settings(out: Path) -> None:

@@ -10,11 +10,12 @@ import torch
 
 from vllm_omni.diffusion.switch import Autocast
 
-_DTYPES = {
-    str(each).removeprefix("torch."): each
-    for each in vars(torch).values()
-    if isinstance(each, torch.dtype)
-}
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_DTYPES = {_name(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
@@ -33,8 +34,7 @@ class Spot(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Self:
         """Describe a tensor."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return cls(tuple(tensor.shape), dtype, tensor.device.type == "cpu")
+        return cls(tuple(tensor.shape), _name(tensor.dtype), tensor.device.type == "cpu")
 
     def room(self, device: torch.device) -> torch.Tensor:
         """A tensor to receive it in, on the rank's device or the CPU."""
@@ -132,7 +132,7 @@ def packed(value: Any) -> Node:
     if isinstance(value, Mapping):
         return Named({name: packed(entry) for name, entry in value.items()})
     if isinstance(value, torch.dtype):
-        return Dtype(str(value).removeprefix("torch."))
+        return Dtype(_name(value))
     raise TypeError(f"a {type(value).__name__} cannot be sent to other ranks")
 
 
@@ -167,7 +167,7 @@ def spots(node: Node) -> Iterator[Spot]:
 
 def named_autocast(autocast: Autocast) -> tuple[tuple[str, str], ...]:
     """Autocast settings as they are sent."""
-    return tuple((kind, str(dtype).removeprefix("torch.")) for kind, dtype in autocast)
+    return tuple((kind, _name(dtype)) for kind, dtype in autocast)
 
 
 def autocast_of(named: tuple[tuple[str, str], ...]) -> Autocast:

@@ -2,10 +2,8 @@
 """The stages' timing as clients get it: in a JSON answer's `metrics`, or in a file's header."""
 
 import json
-import string
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -17,11 +15,6 @@ STAGES_HEADER = "x-vllm-omni-stages"
 def stages_told(stages: Sequence[StageMetrics]) -> list[dict[str, Any]]:
     """Each stage's timing as an object of JSON, in the order of the pipeline."""
     return [msgspec.to_builtins(stage) for stage in stages]
-
-
-def model_header(name: str) -> dict[str, str]:
-    """The header that names the model of an answer that is a file; percent-encoded beyond ASCII."""
-    return {"X-Model": quote(name, safe=string.punctuation.replace("%", "") + " ")}
 
 
 def stages_header(stages: Sequence[StageMetrics]) -> dict[str, str]:

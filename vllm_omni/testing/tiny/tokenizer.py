@@ -2,6 +2,7 @@
 """A small byte-level BPE tokenizer with the Qwen pre-tokenizer, trained on the text below."""
 
 import json
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AddedToken, Qwen2Tokenizer
@@ -40,6 +41,27 @@ def make_tokenizer(
     """
     vocab, merges = _train()
     vocab |= {token: len(vocab) + index for index, token in enumerate(special_tokens)}
+    return qwen2_tokenizer(vocab, merges, special_tokens, named, chat_template, 32768)
+
+
+def qwen2_tokenizer(
+    vocab: dict[str, int],
+    merges: Sequence[tuple[str, str]],
+    special_tokens: Sequence[str],
+    named: dict[str, str],
+    chat_template: str,
+    longest: int,
+) -> Qwen2Tokenizer:
+    """A tokenizer as the checkpoints of Qwen's families have it.
+
+    Args:
+        vocab: Ids of all tokens, special ones too.
+        merges: Pairs that become one token.
+        special_tokens: That are never a part of text.
+        named: See `make_tokenizer`.
+        chat_template: Jinja.
+        longest: `model_max_length`, in tokens.
+    """
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
         merges=merges,
@@ -49,7 +71,7 @@ def make_tokenizer(
         add_bos_token=False,
         clean_up_tokenization_spaces=False,
         split_special_tokens=False,
-        model_max_length=32768,
+        model_max_length=longest,
         extra_special_tokens=named,
         chat_template=chat_template,
     )

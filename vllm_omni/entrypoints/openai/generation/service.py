@@ -2,11 +2,13 @@
 """What the routes of a diffusion pipeline share: its engine, its names, and the bounds it keeps."""
 
 import argparse
+import string
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -96,6 +98,10 @@ class Generation:
         """
         return served_name(self.models, name)
 
+    def model_header(self, name: str | None) -> dict[str, str]:
+        """The header that names the model of an answer that is a file. See `served_name`."""
+        return model_header(self.served_name(name))
+
     def check_fields(self, body: DiffusionRequest, ignored: Iterable[str] = ()) -> None:
         """Refuse what is neither a field nor an argument of the pipeline, and log what is ignored.
 
@@ -151,9 +157,12 @@ class Generation:
             raise at_fault("guidance_scale_2", f"{chosen.__name__} of this model has one expert")
 
     def takes(self, media: Iterable[str]) -> bool:
-        """Whether requests may bring just these media. As `check_model`, not for the event loop."""
+        """Whether requests may bring just these media, as `check_model` takes them; like that not
+        for the event loop."""
+        if not runs_diffusers(self.engine.pipeline):
+            return True
         settings = self.engine.diffusion_settings
-        assert settings is not None  # only diffusers pipelines come here
+        assert settings is not None  # every diffusers pipeline has them
         classes = classes_of(settings.model, settings.revision, self.engine.pipeline.name)
         try:
             choose(classes, media)
@@ -213,6 +222,11 @@ def fetch_settings(args: argparse.Namespace) -> FetchSettings:
     domains = tuple(args.allowed_media_domains or ())
     policy = AddressPolicy(tuple(args.allowed_media_networks), named_hosts=bool(domains))
     return FetchSettings(policy, domains)
+
+
+def model_header(name: str) -> dict[str, str]:
+    """The header of a model's name, percent-encoded beyond ASCII."""
+    return {"X-Model": quote(name, safe=string.punctuation.replace("%", "") + " ")}
 
 
 def served_name(models: Sequence[BaseModelPath], name: str | None) -> str:

@@ -13,7 +13,7 @@ from vllm_omni.entrypoints.openai.generation.service import generation_of, reque
 from vllm_omni.entrypoints.openai.generation.sounds import Composing
 from vllm_omni.entrypoints.openai.protocol.audio_generate import AudioGenerateRequest
 from vllm_omni.entrypoints.openai.routes.errors import ERRORS
-from vllm_omni.entrypoints.openai.stage_metrics import model_header, stages_header
+from vllm_omni.entrypoints.openai.stage_metrics import stages_header
 from vllm_omni.media.audio_encode import CONTENT_TYPES
 
 router = APIRouter()
@@ -29,11 +29,10 @@ async def generate_audio(body: AudioGenerateRequest, request: Request) -> Respon
     """Make a sound or a piece of music from a text; the answer is the file."""
     generation = generation_of(request)
     generation.check_makes("audio")
-    name = generation.served_name(body.model)
+    headers = generation.model_header(body.model)
     await asyncio.to_thread(generation.check_fields, body)
     composing = Composing(generation, body, request_id_of(request, "audio"))
     data, stages = await while_connected(request, composing.file())
-    headers = model_header(name)
     if body.return_stage_metrics:
         headers |= stages_header(stages)
     return Response(data, media_type=CONTENT_TYPES[body.response_format], headers=headers)

@@ -32,7 +32,7 @@ from vllm_omni.entrypoints.openai.protocol.videos import (
     VideoObject,
 )
 from vllm_omni.entrypoints.openai.routes.errors import ERRORS
-from vllm_omni.entrypoints.openai.stage_metrics import model_header, stages_header, stages_told
+from vllm_omni.entrypoints.openai.stage_metrics import stages_header, stages_told
 from vllm_omni.entrypoints.openai.videos.content import ContentResponse, path_of
 from vllm_omni.entrypoints.openai.videos.job import VideoJob
 from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
@@ -84,7 +84,7 @@ async def create_video_in_one_go(request: Request) -> Response:
         data, stages = await while_connected(request, made)
         seconds = time.monotonic() - began
     headers = {
-        **model_header(filming.generation.served_name(filming.body.model)),
+        **filming.generation.model_header(filming.body.model),
         "X-Inference-Time-S": f"{seconds:.3f}",
     }
     if filming.body.return_stage_metrics:
