@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of a stage's parallelism: how they may be written, and the devices that they need."""
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_omni.config.ledger import Ledger
 from vllm_omni.config.pipeline import Pipeline, Stage
+from vllm_omni.config.section import Engine
 from vllm_omni.errors import OmniConfigError
 
 from .conftest import GPUS, Planner
@@ -77,6 +80,46 @@ def test_only_tensor_parallelism_divides_weights(plan: Planner) -> None:
 def test_ranks_share_a_cpu(plan: Planner) -> None:
     (painter,) = plan(pipeline=PICTURES, cli={"ulysses_degree": 4}).stages
     assert painter.devices == (("cpu",) * 4,)
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "sizes"),
+    [
+        ({"cfg_parallel_size": 4}, {"parallel_config": {"cfg_parallel_size": 2}}, (2, 1)),
+        ({"parallel_config": {"cfg_parallel_size": 4}}, {"cfg_parallel_size": 2}, (2, 1)),
+        (
+            {"parallel_config": {"cfg_parallel_size": 4, "ulysses_degree": 2, "ring_degree": 1}},
+            {"parallel_config": {"cfg_parallel_size": 1}},
+            (1, 2),
+        ),
+    ],
+)
+def test_a_file_is_over_its_base_in_whatever_form(
+    plan: Planner,
+    tmp_path: Path,
+    below: dict[str, Any],
+    above: dict[str, Any],
+    sizes: tuple[int, int],
+) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(json.dumps(only(devices="0,1", **below)))
+    deploy = {"base_config": str(base), **only(**above)}
+    (painter,) = plan(deploy, pipeline=PICTURES, host=GPUS).stages
+    assert painter.diffusion is not None
+    found = painter.diffusion
+    assert (found.cfg_parallel_size, found.ulysses_degree) == sizes
+
+
+@pytest.mark.parametrize("engine", ["ar", "diffusion"])
+def test_sizes_of_the_other_engine_are_said_to_have_no_effect(
+    plan: Planner, caplog: pytest.LogCaptureFixture, engine: Engine
+) -> None:
+    stage = Stage("a", engine=engine, arch="X") if engine == "ar" else PICTURES.stages[0]
+    pipeline = Pipeline(name="one", architectures=(), stages=(stage,))
+    other = "ulysses_degree" if engine == "ar" else "pipeline_parallel_size"
+    with caplog.at_level(logging.WARNING):
+        plan(only(**{other: 2}), pipeline=pipeline, host=GPUS)
+    assert other in caplog.text and "no effect" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def test_unknown_option() -> None:
         (("--stage-overrides", "{"), "stage-overrides"),
         (("--api-server-count", "2"), "--api-server-count"),
         (("--headless",), "--headless"),
+        (("--root-path", "omni"), "--root-path"),
+        (("--root-path", "/omni/"), "--root-path"),
         (("--enable-auto-tool-choice",), "--tool-call-parser"),
     ],
 )

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_omni.config.schema import ParallelConfig
+
+PARALLEL = "parallel_config"
 DEEP_KEYS = frozenset(
     {
         "default_sampling_params",
@@ -16,6 +19,7 @@ DEEP_KEYS = frozenset(
         "subtalker_sampling_params",
         "engine_extras",
         "engine_args",
+        PARALLEL,
     }
 )
 """Stage keys whose mappings are merged key by key; any other stage key is replaced."""
@@ -35,13 +39,24 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 def merge_stage(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Two sets of values for one stage, the later one first in precedence."""
-    merged = dict(base)
-    for key, value in over.items():
+    merged = _with_plain_sizes(base)
+    for key, value in _with_plain_sizes(over).items():
         if key not in DEEP_KEYS:
             merged[key] = value
         elif value is not None:
             merged[key] = deep_merge(merged.get(key) or {}, value)
     return merged
+
+
+def _with_plain_sizes(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """A stage's values with the sizes in its `parallel_config` as keys of the stage, so that either
+    form is over the other. No set of values gives a size in both."""
+    sizes = stage.get(PARALLEL)
+    if not isinstance(sizes, Mapping):
+        return dict(stage)
+    plain = {key: value for key, value in sizes.items() if key in ParallelConfig.model_fields}
+    rest = {key: value for key, value in sizes.items() if key not in plain}
+    return {**stage, **plain, PARALLEL: rest or None}
 
 
 def merge_stages(

@@ -93,12 +93,12 @@ def resolve_stage(inputs: StageInputs) -> StagePlan:
     if stage.engine == "ar":
         _check_sampling(inputs, layers, _sampling(settings))
         check_ranks(inputs.where, stage, inputs.hf_config, settings)
+    _warn_without_effect(inputs, settings)
     ar_args: dict[str, Any] = {}
     diffusion = None
     if stage.engine == "ar":
         ar_args = _engine_args(inputs, settings)
     else:
-        _warn_without_effect(inputs, settings)
         diffusion = _diffusion(inputs, settings)
     return StagePlan(
         stage=stage,
@@ -193,8 +193,10 @@ def _diffusion(inputs: StageInputs, settings: Mapping[str, Setting]) -> Diffusio
 
 
 def _warn_without_effect(inputs: StageInputs, settings: Mapping[str, Setting]) -> None:
-    without_effect = {key for key in settings if "diffusion" not in engines_of(StageKeys, key)}
-    sampling = frozenset() if inputs.stage.takes_generation else {*_SAMPLING, *PIPELINE_SETTINGS}
+    engine = inputs.stage.engine
+    without_effect = {key for key in settings if engine not in engines_of(StageKeys, key)}
+    decodes = engine == "diffusion" and not inputs.stage.takes_generation
+    sampling = {*_SAMPLING, *PIPELINE_SETTINGS} if decodes else frozenset()
     names = [
         key for key in settings if key in sampling or key in without_effect - PLAN_KEYS - {"model"}
     ]

@@ -78,6 +78,11 @@ class OmniServeSubcommand(ServeSubcommand):
         if (args.api_server_count or 1) != 1:
             raise OmniConfigError("--api-server-count: the server is one process, so it must be 1")
         args.api_server_count = None
+        if args.root_path and (args.root_path[0] != "/" or args.root_path[-1] == "/"):
+            raise OmniConfigError(
+                f"--root-path = {args.root_path!r}: it begins with a slash and ends without one, "
+                "as /omni does; other forms are found at no address"
+            )
 
     def subparser_init(self, subparsers: Any) -> FlexibleArgumentParser:
         """vLLM's parser with our flags added."""
